@@ -1,15 +1,14 @@
-"""Builds the native parts: ``python csrc/build.py`` in place, for development; setup.py for a wheel.
+"""Build the native modules: ``python csrc/build.py`` in place, for development; setup.py for a wheel.
 
-The results are what an editable installation imports: ``src/polyconv/cpu/_native.abi3.so``, the CPU kernels;
-``src/polyconv/cuda/_native.abi3.so``, which launches those of a GPU and needs nothing of CUDA to be built;
-``src/polyconv/dispatch/_native.abi3.so``, the way of a module to PyTorch's convolution. A build that counts cycles, or
-that reports its own mistakes (``csrc/sanitize.py`` runs Python with it), stays elsewhere. A source is compiled again
-when its contents changed, those of a header that it includes, or the command. Times of files do not matter, so objects
-survive a change of branch and back, and serve a copy of the sources elsewhere.
+Modules, as an editable installation imports them: ``src/polyconv/cpu/_native.abi3.so``, the CPU kernels;
+``src/polyconv/cuda/_native.abi3.so``, which launches GPU kernels and is built without CUDA;
+``src/polyconv/dispatch/_native.abi3.so``, the passthrough cache. Builds with cycle counters or sanitizers
+(``csrc/sanitize.py``) stay in the build folder. A source is compiled again if it, a header that it includes, or the
+command changed. File times do not matter, so objects survive a change of branch and serve copies of the sources.
 
-    POLYCONV_BUILD_DIR  where the objects are kept; build/ beside csrc/ if absent
-    MAX_JOBS            how many compilers run at a time; as many as there are cores if absent
-    CXX                 the compiler; g++ if absent
+    POLYCONV_BUILD_DIR  folder of the objects; build/ beside csrc/ by default
+    MAX_JOBS            number of parallel compilers; the number of cores by default
+    CXX                 the compiler; g++ by default
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from torch.utils.cpp_extension import include_paths
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("cpu", "cuda", "dispatch")
-"""Folders in csrc/ and in the package: from the one, a module of the other is built."""
+"""Folders in csrc/, each the source of one module in the package's folder of that name."""
 LARGE = ("tile_lanes", "channel_lanes")
-"""Folders whose sources take the compiler longest: many schemes, for each instruction set."""
+"""Folders whose sources compile longest: many schemes, for each instruction set."""
 BOUNDARIES = "-Wa,-mbranches-within-32B-boundaries"
-"""From Skylake to Cascade Lake a loop whose jump touches such a boundary is decoded anew each time around: the place
-that it happens to get would decide over up to a third of its speed. Not every assembler knows it."""
+"""From Skylake to Cascade Lake, a loop whose jump touches such a boundary is decoded in every iteration, which costs up
+to a third of its speed, depending on its address. Not every assembler knows the option."""
 FLAGS = [
     "-std=c++20",
     "-O3",
@@ -45,7 +44,7 @@ FLAGS = [
     "-ffp-contract=fast",
     "-Wall",
     "-Wextra",
-    "-Wno-psabi",  # vectors wider than the baseline never cross a boundary that is not inlined
+    "-Wno-psabi",  # vectors wider than the baseline are only passed to inlined functions
     "-Wno-missing-field-initializers",
     BOUNDARIES,
     "-DPy_LIMITED_API=0x030a0000",
@@ -66,7 +65,7 @@ def compiler() -> str:
 
 
 def build(part: str = "cpu", module: Path | None = None, variant: str | None = None) -> Path:
-    """Compiles what is out of date and links it; gives the path of the module. A variant stays beside its objects."""
+    """Compile stale sources, link, and return the path of the module. Variants are linked beside their objects."""
     objects = Path(os.environ.get("POLYCONV_BUILD_DIR") or ROOT / "build").resolve()
     objects /= f"{part}-{variant.replace(',', '-')}" if variant else part
     objects.mkdir(parents=True, exist_ok=True)
@@ -77,8 +76,8 @@ def build(part: str = "cpu", module: Path | None = None, variant: str | None = N
     sources = sorted(source.relative_to(ROOT) for source in (ROOT / "csrc" / part).rglob("*.cc"))
     _compile(part, sources, objects, more_flags)
     module.parent.mkdir(parents=True, exist_ok=True)
-    # The module names torch's libraries and no place to find them: torch is imported before it, and has loaded them.
-    # Only what is used is named, also where that is not the linker's habit.
+    # The module names torch's libraries without a path: torch is imported first and has loaded them. --as-needed drops
+    # unused libraries, which is not every linker's default.
     libraries = [f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_cpu", "-lc10"] if part == "cpu" else []
     linked = [str(_object(objects, source)) for source in sources]
     command = [compiler(), *more_flags, "-shared", "-Wl,--as-needed", "-o", str(module), *linked, *libraries]
@@ -88,7 +87,7 @@ def build(part: str = "cpu", module: Path | None = None, variant: str | None = N
 
 @cache
 def _takes(flag: str) -> bool:
-    """Whether the compiler at hand knows a flag."""
+    """Whether the compiler accepts a flag."""
     empty = [compiler(), flag, "-x", "c++", "-c", os.devnull, "-o", os.devnull]
     return subprocess.run(empty, capture_output=True).returncode == 0
 
@@ -96,7 +95,7 @@ def _takes(flag: str) -> bool:
 def _compile(part: str, sources: list[Path], objects: Path, more_flags: list[str]) -> None:
     folders = [*(include_paths() if part == "cpu" else []), sysconfig.get_paths()["include"]]
     includes = [f"-isystem{Path(folder).resolve()}" for folder in folders]
-    # Paths of ours are relative: they enter the objects, which must not depend on where the sources lie.
+    # Our own paths are relative: they enter the objects, which must not depend on the folder of the sources.
     flags = [flag for flag in FLAGS if flag != BOUNDARIES or _takes(flag)]
     command = [compiler(), *flags, *more_flags, *includes, "-iquote", str(Path("csrc", part)), "-c"]
 
@@ -111,7 +110,7 @@ def _compile(part: str, sources: list[Path], objects: Path, more_flags: list[str
         return ran.returncode == 0
 
     stale = [source for source in sources if _is_stale(_object(objects, source), command)]
-    # As many at a time as there are cores: a compiler takes a gigabyte. The largest sources first.
+    # One job per core, because a compiler takes a gigabyte. The largest sources first.
     stale.sort(key=lambda source: source.parent.name in LARGE, reverse=True)
     jobs = int(os.environ.get("MAX_JOBS") or len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(jobs) as pool:
@@ -122,7 +121,7 @@ def _compile(part: str, sources: list[Path], objects: Path, more_flags: list[str
 
 
 def _object(objects: Path, source: Path) -> Path:
-    """Where the object of a source is kept: in folders like those of the sources."""
+    """Path of a source's object, in folders like those of the sources."""
     return (objects / Path(*source.parts[2:])).with_suffix(".o")
 
 
@@ -134,7 +133,7 @@ def _is_stale(target: Path, command: list[str]) -> bool:
 
 
 def _key(command: list[str], listed: Path) -> str:
-    """What an object was made from: the command, and the contents of every file on the list that the compiler wrote."""
+    """Hash of an object's inputs: the command, and the contents of every file in the compiler's dependency list."""
     names = listed.read_text().replace("\\\n", " ").split()[1:]
     parts = [*command, *(f"{name} {_contents(ROOT / name)}" for name in names)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -1,4 +1,4 @@
-// A Python module that has one type and nothing else.
+// Python module with a single type.
 #pragma once
 
 #include <Python.h>

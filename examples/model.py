@@ -289,15 +289,15 @@ static const char* direct_weight_gradient(const Call& c) {
 """
 
 CONV2D_PLANNED = r"""
-// Blocks per multiprocessor that a kernel's registers must allow. From sm_100 on ptxas holds more loads in flight and
-// would spill at the occupancy that fits the others exactly: ask for a quarter less there.
+// Blocks per multiprocessor that a kernel's registers must allow. From sm_100 on, ptxas keeps more loads in flight and
+// would spill at the occupancy that exactly fits the others: request a quarter less there.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 #define MIN_BLOCKS(blocks) ((blocks) - ((blocks) > 1) * ((blocks) + 3) / 4)
 #else
 #define MIN_BLOCKS(blocks) (blocks)
 #endif
 
-// Quotient by a divisor known on the host: one high multiplication and one shift, for dividends below 2^31.
+// Quotient by a divisor known on the host: one high multiplication and one shift. For dividends below 2^31.
 struct FastDivisor {
   u32 divisor;
   u32 multiplier;
@@ -308,8 +308,8 @@ struct FastDivisor {
   }
 };
 
-// Special registers read anew at each call. What an epilogue derives from these the compiler cannot keep alive across
-// the main loop, where every register is an accumulator.
+// Special registers, read again at each call. Values that an epilogue derives from them cannot be kept live across the
+// main loop, where every register is an accumulator.
 __device__ __forceinline__ u32 fresh_thread() {
   u32 v;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(v));
@@ -321,8 +321,8 @@ __device__ __forceinline__ u32 fresh_block_x() {
   return v;
 }
 
-// The same pointer, of unknown origin to the compiler: it cannot turn a chain of additions back into multiples of the
-// stride, which would be computed on the FP32 pipe.
+// Returns the pointer with its origin hidden from the compiler, which could otherwise turn a chain of additions back
+// into multiples of the stride, computed on the FP32 pipe.
 __device__ __forceinline__ const float* opaque(const float* pointer) {
   asm volatile("" : "+l"(pointer));
   return pointer;
@@ -342,38 +342,37 @@ __device__ __forceinline__ void store4(float* to, float4 v) {
   *reinterpret_cast<float4*>(to) = v;
 }
 
-// Four floats to global memory in one instruction. Written as PTX because the compiler prefers four scalar stores to
-// moving accumulators into neighbouring registers, at four times the memory transactions.
+// Stores four floats to global memory in one instruction. PTX, because the compiler prefers four scalar stores, with
+// four times the memory transactions, to moving accumulators into neighbouring registers.
 __device__ __forceinline__ void store4_global(float* to, float a, float b, float c, float d) {
   asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
 
 // ---- winograd/nonfused_layout ---------------------------------------------------------------------------------------
-// The half-transformed tensors of the nonfused pipeline, which computes a dense correlation in both axes as
+// Nonfused Winograd pipeline for dense correlations, and its half-transformed tensors:
 //   winograd_nonfused_filter   U = weights, transformed along H and W
-//   winograd_nonfused_input      X = source, transformed along H, in the layout below
-//   winograd_nonfused_gemm           Y = per point of H: sum over channels of U * (X transformed along W), transformed
-// back along W
-//   winograd_nonfused_output        written = Y, transformed back along H, plus bias
+//   winograd_nonfused_input    X = source, transformed along H, in the layout below
+//   winograd_nonfused_gemm     Y = per point of H: sum over channels of U * (X transformed along W), inverse along W
+//   winograd_nonfused_output   written = inverse along H of Y, plus bias
 //
 // A row is one tile of kM output rows of one phase of one image: row = (image * dilation_h + phase) * tiles + tile.
 // Along W the positions i = phase + dilation * q are dense in q within a phase. A unit is the kOutputs outputs that the
-// W algorithm computes together; q = kOutputs * unit + kVector * part + v, and column u = unit * dilation + phase. So
+// W algorithm computes together; q = kOutputs * unit + kVector * part + v, and column u = unit * dilation + phase.
 //   X[row][point of H][group][channel][part][u][v]       Y[point of H][group][k][part][row * columns + u][v]
-// and a thread that owns one column finds kVector consecutive inputs of its phase as one vector, its neighbour in the
+// So a thread that owns one column finds kVector consecutive inputs of its phase as one vector, its neighbour in the
 // warp the next vector in memory, and the inputs of the next unit `dilation` columns further.
 //
 // Residue classes of a strided convolution (algebra/polyphase.py: TapClass) and, along H, segments of taps are further
 // channels: channel = (part of H * classes of W + class of W) * source channels + source channel.
 
-// Channels that winograd/nonfused_gemm sums between two barriers. X and U are filled up to whole chunks.
+// Channels that winograd/nonfused_gemm sums between two barriers. X and U are padded to whole chunks.
 enum : int { kChannelChunk = 8 };
 
-// Classes per axis, times segments along H, that fit into one launch. An exported file has as many as it needs.
+// Classes per axis, times segments along H, in one launch. An exported file has as many as it needs.
 constexpr int kMaxParts = 1;
 
-// Where the taps of one class (and segment) begin to read, and the end of what any output needs of the image: what lies
-// beyond is not read, so that an infinity there cannot reach a tile that juts out.
+// First position that the taps of one class (and segment) read, and the end of what any output needs of the image.
+// Positions beyond are not read, so that an infinity there cannot reach a tile that extends beyond the outputs.
 struct SourcePart {
   int read_first, read_end;
 };
@@ -383,21 +382,21 @@ __device__ __forceinline__ void load_vector(const float* from, float* to) {
   to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
 }
 
-// The same for data that is read once: past L1.
+// Loads data that is read once, bypassing L1.
 __device__ __forceinline__ void load_stream(const float* from, float* to) {
   const float4 v = __ldcg(reinterpret_cast<const float4*>(from));
   to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
 }
 
-// The same under a predicate of the instruction. An `if` around it would draw everything that leads to the store into
-// its branch, and the loads of several such stores could not overlap.
+// Predicated store. With an `if`, the compiler would move all computations of the value into its branch, and the loads
+// of several such stores could not overlap.
 __device__ __forceinline__ void store_vector_if(bool wanted, float* to, const float* from) {
   asm volatile("{.reg .pred p; setp.ne.s32 p, %5, 0; @p st.global.v4.f32 [%0], {%1, %2, %3, %4};}" ::"l"(to),
                "f"(from[0]), "f"(from[1]), "f"(from[2]), "f"(from[3]), "r"(int(wanted))
                : "memory");
 }
 
-// Four floats that no thread of the launch writes; left as they are if not wanted.
+// Predicated load of four floats that no thread of the launch writes. Leaves `to` unchanged if not wanted.
 __device__ __forceinline__ void load4_if(bool wanted, const float* from, float* to) {
   asm volatile("{.reg .pred p; setp.ne.s32 p, %5, 0; @p ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];}"
                : "+f"(to[0]), "+f"(to[1]), "+f"(to[2]), "+f"(to[3])
@@ -405,10 +404,10 @@ __device__ __forceinline__ void load4_if(bool wanted, const float* from, float* 
 }
 
 // ---- winograd/nonfused_filter ---------------------------------------------------------------------------------------
-// The weights of the nonfused pipeline (winograd/nonfused_layout), transformed along both axes, in the order in which
-// winograd_nonfused_gemm reads them: U[point of H][group][k tile][chunk][point of W][8 channels][k of the tile]. Chunks
-// of 8 channels come segment by segment; if segments are nested, first all of U0 + U1, then U0 and U1 of each chunk in
-// turn. Channels and k are filled up with zeros.
+// Filter transform of the nonfused pipeline (winograd/nonfused_layout), along both axes, in the order of
+// winograd/nonfused_gemm: U[point of H][group][k tile][chunk][point of W][8 channels][k of the tile]. Chunks of 8
+// channels come segment by segment; if segments are nested, first all of U0 + U1, then U0 and U1 of each chunk in turn.
+// Channels and k are zero-padded.
 //
 // A thread transforms the taps of one (k, channel); lanes are neighbours in k, so every store is coalesced.
 // Grid: x = (group * k tiles + k tile) * channels / 8 + chunk. Block: 32 lanes x 8 channels.
@@ -424,7 +423,7 @@ struct NonfusedFilterParams {
   i64 w_output, w_channel;
   int channels;                  // of the source, per group
   int channels_all;              // times classes and segments
-  int chunks;                    // of 8 of these, the last filled up
+  int chunks;                    // of 8 of these, zero-padded
   int outputs, k_tile;  // written channels of a group, of a tile; tiles
   FastDivisor source_channels;
   TapPart tap_part_h[kMaxParts], tap_class_w;
@@ -505,7 +504,7 @@ struct F45x2 : F45 {
 };
 
 struct WeightTransform {
-  // The taps of one segment along W, transformed along H.
+  // Taps of one segment along W, transformed along H.
   static __device__ __forceinline__ void along_h(const NonfusedFilterParams& p, const float* w, const TapPart& h,
                                                  const TapPart& class_w, int segment,
                                                  float (&t)[F45::kPoints][F45Nested::kLongest]) {
@@ -535,7 +534,7 @@ __global__ void __launch_bounds__(256, 1) winograd_nonfused_filter(const __grid_
   const int by_class = p.source_channels.quotient(channel), part_h = by_class;
   const TapPart& h = p.tap_part_h[min(part_h, kMaxParts - 1)];
   const TapPart& w = p.tap_class_w;
-  const int next_w = kChannelChunk * p.k_tile;  // from point to point of W
+  const int next_w = kChannelChunk * p.k_tile;  // between points of W
   const i64 plane = i64(F45Nested::kPoints) * next_w;   // one chunk
   const i64 slice = i64(p.chunks) * 3 * plane;
   const i64 next_point = i64(slice);
@@ -564,12 +563,12 @@ __global__ void __launch_bounds__(256, 1) winograd_nonfused_filter(const __grid_
 }
 
 // ---- winograd/nonfused_input ----------------------------------------------------------------------------------------
-// The source, transformed along H, in the layout of winograd/nonfused_layout. Bound by memory bandwidth.
+// Input transform along H of the nonfused pipeline, in the layout of winograd/nonfused_layout. Bound by memory
+// bandwidth.
 //
-// A thread makes one position: it reads H::kPoints rows of it and writes H::kPoints elements. Neighbouring threads
-// write neighbouring elements; what they read lies in short runs, interleaved, if the convolution is dilated or units
-// are wider than a vector, and the rest of a sector is soon asked for by another warp. Tiles of rows overlap: they
-// follow one another, so that the second reading comes from L2.
+// A thread computes one position: it reads H::kPoints rows of it and writes H::kPoints elements. Neighbouring threads
+// write neighbours. With a dilation, or units wider than a vector, they read short interleaved runs; other warps soon
+// use the rest of a sector. Overlapping tiles of rows are consecutive, so that the second read hits L2.
 // Grid: x covers all (group, channel, row, vector, element) of the slab.
 
 struct NonfusedInputParams {
@@ -577,14 +576,14 @@ struct NonfusedInputParams {
   float* x;
   i64 source_batch, source_channel;
   int source_row, source_column;
-  int first_row;                // of the slab
+  int first_row;                // first row of tiles of the slab
   u32 items;                    // elements of one point of H in the slab
-  FastDivisor vectors, pitch;   // of a channel; of a part of it
-  FastDivisor rows;             // of the slab
-  int channels;                 // of a row: groups * filled-up channels
-  FastDivisor channels_filled;  // of a group
+  FastDivisor vectors, pitch;   // vectors of a channel; of a part of it
+  FastDivisor rows;             // rows of tiles of the slab
+  int channels;                 // channels of a row: groups * padded channels
+  FastDivisor channels_filled;  // padded channels of a group
   FastDivisor source_channels;
-  int channels_all;  // of a group, not filled up
+  int channels_all;  // channels of a group without padding
   FastDivisor tiles;
   SourcePart part_h, class_w;
 };
@@ -627,21 +626,19 @@ winograd_nonfused_input(const __grid_constant__ NonfusedInputParams p) {
 }
 
 // ---- winograd/nonfused_gemm -----------------------------------------------------------------------------------------
-// The heart of the nonfused pipeline (winograd/nonfused_layout): for each point of H a matrix product over channels,
+// GEMM of the nonfused pipeline (winograd/nonfused_layout): for each point of H a matrix product over channels,
 //   Y[k, u] = A^T sum over channels c of  U[k, c] * (B^T X[c, u])        (elementwise over the points of W)
-// with the transform along W fused into the load of X and the transform back into the epilogue.
+// with the transform along W fused into the load of X and its inverse into the epilogue.
 //
-// One warp per point of W; a warp owns kK x kU accumulators, 8 x 8 per thread. Blocks are persistent and walk over
-// tiles (point of H, group, columns, k tile), the point of H slowest, so that its slice of U stays in L2.
-// Segments of the taps are further chunks of channels whose columns lie `next` further on. Nested segments (F(2,2),
-// algebra/segments.py) compute two neighbouring tiles of outputs at once, in two sets of accumulators:
-//   P = (U0 + U1) V1 into the first set; copy it to the second; then U0 (V0 - V1) on the first, U1 (V2 - V1) on the
-// second.
+// One warp per point of W, with kK x kU accumulators, 8 x 8 per thread. Blocks are persistent and loop over tiles
+// (point of H, group, columns, k tile), the point of H slowest, so that its slice of U stays in L2. Segments of taps
+// are further chunks of channels whose columns are `next` further. Nested segments (F(2,2), algebra/segments.py)
+// compute two neighbouring tiles of outputs at once, in two sets of accumulators: P = (U0 + U1) V1 into the first set;
+// copy it to the second; then U0 (V0 - V1) to the first, U1 (V2 - V1) to the second.
 //
-// The reduction runs in chunks of 8 channels. While a chunk is multiplied, the next one, loaded into registers a chunk
-// ago, goes into the other buffers: weights as they are, into the warp's own, columns through the transform; and the
-// loads of the one after it are issued. One barrier per chunk; after the last chunk of a tile comes the first of the
-// next tile.
+// The reduction runs in chunks of 8 channels. While a chunk is multiplied, the next one, in registers since the last
+// chunk, goes to the other buffers (weights to the warp's own, columns through the transform), and the loads of the one
+// after it are issued. One barrier per chunk. The first chunk of the next tile follows the last of a tile.
 // Shared memory:  v[2][8][kPoints][kU]   u[2][kPoints][8][kK]   exchange[kPoints][rows of a part][kU]
 
 struct NonfusedGemmParams {
@@ -651,13 +648,13 @@ struct NonfusedGemmParams {
   int tiles;
   FastDivisor column_tiles;  // tile = (hg * column tiles + column tile) * k tiles + k tile, hg = point, group
   FastDivisor row_columns;
-  int columns, columns_filled;  // of the slab
-  int row_stride;               // elements of X from row to row, from group to group, from channel to channel
+  int columns, columns_filled;  // columns of the slab; padded to whole tiles
+  int row_stride;               // elements of X between rows, groups, channels
   int group_stride, channel_stride;
-  int part_stride;  // from part to part, from unit to unit
+  int part_stride;  // elements of X between parts; to the next unit
   int chunks;
   int outputs;  // written channels of a group
-  int zero;     // 0
+  int zero;     // 0, unknown to the compiler
 };
 
 template <int kK_>
@@ -666,12 +663,12 @@ struct NonfusedGemm {
   static constexpr bool kNested = F45Nested::kTiles == 2;
   static constexpr int kSets = 2, kThreads = 256;
   static constexpr int kK = kK_, kLanesK = kK / 8, kLanesU = 32 / kLanesK, kU = 8 * kLanesU;
-  static constexpr int kChunkV = kChannelChunk * kPoints * kU, kChunkU = kChannelChunk * kK;  // the latter of one warp
+  static constexpr int kChunkV = kChannelChunk * kPoints * kU, kChunkU = kChannelChunk * kK;  // the latter per warp
   static constexpr int kWeightVectors = kChunkU / 128;                                        // float4 per lane
-  // Columns are transformed by the warp, 32 at a time: `kTasks` per warp and chunk, some of the last ones idle.
+  // A warp transforms 32 columns at a time: kTasks per warp and chunk, some of the last ones idle.
   static constexpr int kStrips = kU / 32, kTaskCount = kChannelChunk * kStrips;
   static constexpr int kTasks = (kTaskCount + kPoints - 1) / kPoints, kOwnStrips = 1, kInputs = 2;
-  // The exchange of accumulators goes in parts of kPartRows rows per thread.
+  // Accumulators are exchanged in parts of kPartRows rows per thread.
   static constexpr int kPartRows = kU == 128 || kPoints < 8 ? 2 : 4;
   static constexpr int kExchangeRows = kLanesK * kPartRows;
   static constexpr int kExchange = kPoints * kExchangeRows * kU;
@@ -681,11 +678,11 @@ struct NonfusedGemm {
     float sum[kSets][8][8];
   };
 
-  // A thread's places in the two V buffers and in the two U buffers of its warp.
+  // A thread's addresses in the two V buffers and in the two U buffers of its warp.
   struct Buffers {
     float *v, *write_u;
     const float *read_v, *read_u;
-    int parity = 0;  // which ones are read
+    int parity = 0;  // the buffers that are read
 
     __device__ __forceinline__ explicit Buffers(float* shared) {
       const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -695,7 +692,7 @@ struct NonfusedGemm {
     }
   };
 
-  // This lane's weights, on their way from memory into the warp's shared memory, two chunks ahead.
+  // This lane's weights, two chunks ahead, between global memory and the warp's shared memory.
   struct Weights {
     int tile, chunks_left;
     const float* from;
@@ -720,10 +717,10 @@ struct NonfusedGemm {
     __device__ __forceinline__ void store(float* to, int number) { store4(to + number * 128, u[number]); }
   };
 
-  // This lane's columns of the next chunk, on their way from memory through the transform into the other V buffer.
+  // This lane's columns of the next chunk, between global memory and the other V buffer (transformed).
   struct Columns {
     int tile, chunks_left, channels_left;
-    int kind, loaded_kind;  // 0 a tile as it is, 1 V0 - V1, 2 V2 - V1
+    int kind, loaded_kind;  // 0: a tile itself, 1: V0 - V1, 2: V2 - V1
     u32 at[kOwnStrips];
     float v[kTasks][kInputs + kNested][kVector];
 
@@ -732,14 +729,14 @@ struct NonfusedGemm {
       const u32 rest = tile;
       const u32 hg = p.column_tiles.quotient(rest), column_tile = rest - hg * p.column_tiles.divisor;
       const u32 strip = warp % kStrips;
-      // Columns past the end repeat the last one: they are not written.
+      // Columns past the end repeat the last one and are not written.
       const u32 n = min(column_tile * kU + strip * 32 + lane, u32(p.columns - 1));
       const u32 row = p.row_columns.quotient(n), column = n - row * p.row_columns.divisor;
       at[0] = row * p.row_stride + hg * p.group_stride + column * kVector;
       chunks_left = chunks, channels_left = p.chunks, kind = 0;
     }
 
-    // To the next chunk; past the last tile, the last one once more, which nobody uses.
+    // Moves to the next chunk. Past the last tile that tile is loaded once more, unused.
     __device__ __forceinline__ void advance(const NonfusedGemmParams& p, int chunks) {
       loaded_kind = kind;
       if (--chunks_left == 0) {
@@ -763,7 +760,7 @@ struct NonfusedGemm {
     __device__ __forceinline__ void load(const NonfusedGemmParams& p, int number) {
       if (kTaskCount % kPoints && number == kTasks - 1 && task(number) >= kTaskCount) return;
       const float* from = p.x + (at[number % kOwnStrips] + u32(task(number) / kStrips) * p.channel_stride);
-      // Vectors 1 and 2 are the middle tile; its neighbour to the left has 0 and 1, to the right 2 and 3.
+      // Vectors 1 and 2 are the middle tile; its left neighbour has 0 and 1, its right one 2 and 3.
       load_vector(from + p.part_stride, v[number][0]);
       load_vector(from + 12, v[number][1]);
       load4_if(kind != 0, from + (kind == 2 ? p.part_stride + 12 : 0), v[number][2]);
@@ -796,9 +793,9 @@ struct NonfusedGemm {
     }
   }
 
-  // Multiplies the chunk in one buffer into accumulator set kSet, and brings the next one into the other buffer. The
-  // cursors move on between the two halves: their branches keep the compiler from using what was loaded too early.
-  // Loads are spread out: a burst would fill the queues of L1, and the loads from shared memory wait behind it.
+  // Multiplies the chunk in one buffer into accumulator set kSet, and stores the next one to the other buffer. The
+  // cursors advance between the two halves: their branches keep the compiler from using loaded values too early. Loads
+  // are spread out: a burst would fill the queues of L1 and delay the loads from shared memory.
   template <int kSet>
   static __device__ __forceinline__ void multiply_chunk(Accumulators& c, Columns& columns, Weights& weights,
                                                         const NonfusedGemmParams& p, int chunks, Buffers& buffers) {
@@ -822,7 +819,7 @@ struct NonfusedGemm {
     __syncthreads();
   }
 
-  // The accumulators of one set meet in shared memory, go back along W, and out to Y.
+  // Exchanges the accumulators of one set through shared memory, applies the inverse along W, and stores to Y.
   template <int kSet>
   static __device__ __forceinline__ void write(const Accumulators& c, const NonfusedGemmParams& p, float* exchange,
                                                int tile) {
@@ -831,13 +828,13 @@ struct NonfusedGemm {
     const u32 hg = p.column_tiles.quotient(rest), column_tile = rest - hg * p.column_tiles.divisor;
     UNROLL for (int part = 0; part < 8 / kPartRows; part++) {
       if (kSet > 0 || part > 0) __syncthreads();
-      // Rows of neighbouring lanes lie in the same banks if a row has 32 columns: swap their halves.
+      // With 32 columns per row, rows of neighbouring lanes are in the same banks: swap their halves.
       float* to = exchange + (warp * kExchangeRows + lane_k * kPartRows) * kU;
       const u32 swap = kU == 32 ? lane_k % 2 * 16 : 0;
       UNROLL for (int i = 0; i < kPartRows; i++)
         UNROLL for (int half = 0; half < 2; half++) {
-          // Through an OR with a zero that the compiler does not know: a direct vector store would tie accumulators to
-          // neighbouring registers, and cost bank conflicts of the register file in the main loop.
+          // OR with a zero unknown to the compiler: a direct vector store would tie accumulators to neighbouring
+          // registers, and cost bank conflicts of the register file in the main loop.
           const float* sum = c.sum[kSet][part * kPartRows + i] + half * 4;
           store4(to + i * kU + ((lane_u * 4 + half * (kU / 2)) ^ swap), make_float4(
                      __int_as_float(__float_as_int(sum[0]) | p.zero), __int_as_float(__float_as_int(sum[1]) | p.zero),
@@ -853,7 +850,7 @@ struct NonfusedGemm {
         float points[kPoints], out[F45Nested::kM];
         UNROLL for (int point = 0; point < kPoints; point++) points[point] = from[point * kExchangeRows * kU];
         F45Nested::output(points, out);
-        // Columns past the end are written, too: Y is filled up to whole tiles.
+        // Columns past the end are written, too: Y is padded to whole tiles.
         const u32 k = i / 4 * (kK / 2) + of_lane_k * 4 + i % 4, n = column_tile * kU + u;
         store_vector_if(
             k < p.outputs, p.y + ((i64(hg) * p.outputs + k) * kParts + kSet) * p.columns_filled * kVector + n * kVector,
@@ -905,32 +902,32 @@ __global__ void __launch_bounds__(256, 1) winograd_nonfused_gemm(const __grid_co
 }
 
 // ---- winograd/nonfused_output ---------------------------------------------------------------------------------------
-// The last step of the nonfused pipeline (winograd/nonfused_layout): back along H, plus bias, to where the result
-// belongs. Bound by memory bandwidth.
+// Last step of the nonfused pipeline (winograd/nonfused_layout): inverse along H, plus bias. Bound by memory
+// bandwidth.
 //
-// A block makes whole stretches of positions for some written channels: vectors come in column by column, phase beside
-// phase, and meet in shared memory, from where H::kM dense rows per channel go out.
+// A block computes whole stretches of positions for some written channels: vectors come in column by column, phase
+// beside phase, and are rearranged in shared memory to H::kM dense rows per channel.
 // Grid: x = ((group * blocks of channels + block) * rows + row) * stretches + stretch, so that blocks that run at the
-// same time read and write neighbouring memory. Shared: lines * kM * stretch.
+// same time access neighbouring memory. Shared memory: lines * kM * stretch floats.
 
 struct NonfusedOutputParams {
   const float* y;
   float* written;
   i64 written_batch, written_channel;
   int written_row;
-  int first_row;        // of the slab
+  int first_row;        // first row of tiles of the slab
   int outputs;          // written channels of a group
-  int lines;            // channels of a block
-  int stretch_columns;  // of a block
+  int lines;            // channels per block
+  int stretch_columns;  // columns per block
   FastDivisor line_blocks, stretches, rows;
-  FastDivisor vectors;  // of a stretch and channel
-  FastDivisor columns;  // of a stretch
-  int row_columns;      // of a row
-  int columns_filled;   // of Y
+  FastDivisor vectors;  // vectors of a stretch and channel
+  FastDivisor columns;  // columns of a stretch
+  int row_columns;      // columns of a row
+  int columns_filled;   // columns of Y, padded to whole tiles
   FastDivisor tiles;
   FastDivisor stretch;   // positions of a stretch
-  int count_h, count_w;  // positions
-  int vector;  // rows may be written by four
+  int count_h, count_w;  // output positions
+  int vector;  // 1: rows are stored four elements at a time
 };
 
 __global__ void __launch_bounds__(128, MIN_BLOCKS(5))
@@ -997,29 +994,27 @@ winograd_nonfused_output(const __grid_constant__ NonfusedOutputParams p) {
 }
 
 // ---- winograd/wgrad -------------------------------------------------------------------------------------------------
-// The weight gradient in its own fast form: along both axes dW = G^T [(A dy) * (B^T x)], summed over all tiles.
+// Winograd weight gradient: along both axes dW = G^T [(A dy) * (B^T x)], summed over all tiles.
 //
 // For each product of the H algorithm (a point of a segment), each segment and each point of the W algorithm this is a
 // matrix product over the tiles, sums[k][c] = sum D[k][tile] V[c][tile]. A block owns one product of H, kTileK output
 // channels, kTileC source channels and a slice of the rows of tiles; a warp owns one point of W (or a part of its
-// channels, or every other tile). Everything from dy and x to the products happens here, in three stages that work on
-// successive chunks of kChunk tiles, so that one barrier per chunk suffices and nothing waits for memory:
+// channels, or every other tile). Three stages work on successive chunks of kChunk tiles, so that one barrier per chunk
+// suffices and memory latency is hidden:
 //   1. rows of dy and x are combined along H, lanes = positions along W (coalesced), into `staged`;
 //   2. each tile of `staged` is transformed along W, lanes = channels, into `operands`: the transposition is free;
 //   3. outer products: fragments of 16 bytes, 64 to 128 accumulators per thread.
-// Tiles of neighbouring phases of a dilated convolution are neighbours here (`interleave`), so that what a warp reads
-// is dense in memory.
-//
-// Accumulators are added to the block's own part of `partial` every `flush` chunks: rounding errors grow with the
-// longest sequence of additions, not with the number of tiles. Slices are added by winograd/wgrad_output.
+// Tiles of neighbouring phases of a dilated convolution are neighbours here (`interleave`), so that a warp's reads are
+// dense in memory. Accumulators are added to the block's part of `partial` every `flush` chunks: rounding errors grow
+// with the longest sequence of additions, not with the number of tiles. winograd/wgrad_output adds the slices.
 //
 // Grid: x = ((slice * groups + group) * channel tiles + channel tile) * products + product. All products of a slice run
-// at about the same time and share what they read in L2.
+// at about the same time and share their reads in L2.
 // Shared memory, two of each:  operands = D[point][tile][k], V[segment][point][tile][c];
 //                              staged = dy[k][4 * tile], x[c][4 * block], a block being 4 positions of one phase.
 
-constexpr int kChunk = 8;             // tiles that are multiplied between two barriers
-constexpr int kFirstFlush = 1 << 20;  // marks the first one
+constexpr int kChunk = 8;             // tiles multiplied between two barriers
+constexpr int kFirstFlush = 1 << 20;  // marks the first flush
 constexpr int kMaxWarps = 16;
 
 struct WinogradWgradParams {
@@ -1031,7 +1026,7 @@ struct WinogradWgradParams {
   i64 x_next_channel, dy_next_channel;                       // bytes between channels of a warp
   i64 x_first_h, x_first_w;        // elements from x to position 0, by class of taps
   int read_first_h, read_first_w;  // rows and columns
-  int x_row, x_column, dy_row, dy_column;                    // elements from one lattice position to the next
+  int x_row, x_column, dy_row, dy_column;                    // elements between lattice positions
   int height, width;                                         // of x, as far as any output reads it
   int count_h, count_w;                                      // outputs
   int rows, tiles;        // rows of tiles, and tiles in each
@@ -1039,25 +1034,25 @@ struct WinogradWgradParams {
   FastDivisor tiles_h;
 };
 
-// kTileK x kTileC channels per block, cut among kWarpsK x kWarpsC warps per point. The segments of W are cut among
-// kWarpsPass warps, and kSplit warps take every kSplit-th tile. A warp's lanes form kLanesK x (32 / kLanesK).
+// kTileK x kTileC channels per block, divided among kWarpsK x kWarpsC warps per point. kWarpsPass warps share the
+// segments of W, and kSplit warps take every kSplit-th tile. A warp's lanes form kLanesK x (32 / kLanesK).
 struct WgradTile {
   static constexpr int kTileK = 64, kTileC = 32, kWarpsPass = 2, kLanesK = 8, kLanesC = 4, kThreadK = 8, kThreadC = 8;
 };
 
 struct WinogradWgradSizes {
   static constexpr int kProducts = 8, kPasses = 2;
-  // Rows of x that a product needs: 0, 2, 4, ... for the point 0, 1, 3, 5, ... for infinity, 1, 2, 3, ... for the
-  // others.
+  // Rows of x that a product needs: 0, 2, 4, ... for the point 0, 1, 3, 5, ... for infinity, 1, 2, 3, ... for others.
   static constexpr int kRowsX = 6, kWarps = 16, kThreads = 512, kSteps = 8, kBeyond = 2, kOperandD = 4096;
   static constexpr int kOperands = 8192;
-  // Stage 1 by items: kItemsD channels of dy and kItemsX of x per warp; kItemsHead quads per thread at a row's begin.
+  // Stage 1 by items: kItemsD channels of dy and kItemsX of x per warp; kHeadBlocks blocks per channel at a row's
+  // start.
   static constexpr int kItemsD = 4, kItemsX = 2;
-  // Each item of stage 1 has its row of `staged`, even where the channels end before the warps do.
+  // Each item of stage 1 has its row of `staged`, even if there are fewer channels than warps.
   static constexpr int kStagedD = 2048, kPitchX = 60, kStaged = 3968, kHeadBlocks = 4, kBatches = 7;
 };
 
-// Row `point` of the matrix of a transform, found by applying it to unit vectors (constants, once compiled).
+// Row `point` of the matrix of a transform, computed from unit vectors (constants, once compiled).
 template <int kInputs, bool kSpread>
 __device__ __forceinline__ void coefficients(int point, float* row) {
   UNROLL for (int n = 0; n < kInputs; n++) {
@@ -1071,7 +1066,7 @@ __device__ __forceinline__ void coefficients(int point, float* row) {
   }
 }
 
-// What a block works on. Made anew wherever it is needed, from the special register: the accumulators need the room.
+// Work of a block. Decoded from the special register wherever it is needed: the accumulators need the registers.
 struct WinogradWgradBlock {
   int product, slice;
 
@@ -1090,7 +1085,7 @@ struct WinogradWgradBlock {
   }
 };
 
-// A row of tiles, as all threads of a block see it. Lies in shared memory, one for each of two successive rows.
+// A row of tiles, the same for all threads of a block. In shared memory, one for each of two successive rows.
 struct WinogradWgradRow {
   const float *x, *dy;  // first row of the tiles, of the block's first channels
   int phase;            // first phase along W
@@ -1099,28 +1094,28 @@ struct WinogradWgradRow {
   int beyond;           // 1 after the block's last row
 };
 
-// What a block keeps in shared memory behind its buffers.
+// State of a block in shared memory, behind its buffers.
 struct WinogradWgradState {
   float of_dy[4], of_x[8];  // factors of the block's product along H
   WinogradWgradRow row[2];
-  int x_from, x_step;                         // first row of x that the product needs, and distance of the next
-  i64 x_next_row;                             // the same distance in bytes
+  int x_from, x_step;                         // first row of x that the product needs, and distance to the next
+  i64 x_next_row;                             // that distance in bytes
   int end_row;                                // of the block
   i64 dy_warp[kMaxWarps], x_warp[kMaxWarps];  // elements to the first channel of each warp
 };
 
-// Stages 1 and 2 of a block: walks over its chunks and leaves transformed operands in shared memory.
+// Stages 1 and 2 of a block: loops over its chunks and leaves transformed operands in shared memory.
 struct WinogradWgradLoader {
   static constexpr int kRowsD = 4, kRowsX = 6;
 
   const WinogradWgradParams& p;
   WinogradWgradState& state;
-  float* staged;  // where stage 1 writes
+  float* staged;  // target of stage 1
   u32 more;       // bit i: item i of dy, bit 16 + i: item i of x is not the last that has a channel
 
-  // The chunk that stage 1 works on.
+  // The chunk of stage 1.
   int row, tile;
-  const float *x_at, *dy_at;  // there, of the channel in turn
+  const float *x_at, *dy_at;  // its address, of the current channel
   u32 mask;
   float dy_loaded[WinogradWgradSizes::kItemsD][kRowsD], x_loaded[WinogradWgradSizes::kItemsX][kRowsX];
 
@@ -1215,7 +1210,7 @@ struct WinogradWgradLoader {
     mask |= column_inside(p.read_first_w, x_here) ? at.rows & 0xff00 : 0;
   }
 
-  // To the next chunk. A new row is there for all threads after the next barrier.
+  // Moves to the next chunk. All threads see a new row after the next barrier.
   __device__ __forceinline__ void advance() {
     tile += kChunk;
     if (tile >= p.tiles) {
@@ -1268,7 +1263,7 @@ struct WinogradWgradLoader {
     }
   }
 
-  // Stage 1 in batches of items, spread evenly and so that dy and x alternate where there are fewer items than batches.
+  // Stage 1 in batches of items, evenly distributed, dy and x alternating if there are fewer items than batches.
   static __device__ __forceinline__ constexpr int first_d(int batch) {
     return WinogradWgradSizes::kItemsD * batch / WinogradWgradSizes::kBatches;
   }
@@ -1288,8 +1283,8 @@ struct WinogradWgradLoader {
     }
   }
 
-  // Second half: the product of the H transform, into `staged`. The quads of a row of dy are permuted by channel, the
-  // rows of x have an odd number of quads: stage 2 reads both with its lanes in successive channels.
+  // Second half: the product of the H transform, into `staged`. The quads of a row of dy are permuted by channel, and
+  // rows of x have an odd number of quads, so that stage 2, with channels as lanes, reads both without bank conflicts.
   __device__ __forceinline__ void combine(int batch) const {
     const u32 thread = fresh_thread(), lane = thread % 32, warp = thread / 32;
     float of_dy[4], of_x[8];
@@ -1320,7 +1315,7 @@ struct WinogradWgradLoader {
     return sum;
   }
 
-  // Stage 2, one round: a tile of one channel per thread, dy in the first rounds and x after them.
+  // Stage 2, one round: a tile of one channel per thread, dy in the first rounds, then x.
   __device__ __forceinline__ void transform(int round, const float* from, float* operands, float& bias) const {
     const u32 thread = fresh_thread();
     if (round < 1) {
@@ -1373,7 +1368,7 @@ struct WinogradWgradSums {
       UNROLL for (int j = 0; j < WgradTile::kThreadC; j++) sum[0][i][j] = fmaf(row[i], column[j], sum[0][i][j]);
   }
 
-  // Adds the sums to those of `partial`, or begins them.
+  // Adds the sums to those of `partial`, or starts them.
   __device__ __forceinline__ void flush(float* partial, bool begin) {
     UNROLL for (int i = 0; i < WgradTile::kThreadK; i++) {
         float* at = partial + ((i / 4) * WgradTile::kLanesK * 4 + i % 4) * WgradTile::kTileC;
@@ -1387,8 +1382,7 @@ struct WinogradWgradSums {
   }
 };
 
-// Keeps the compiler from moving loads far ahead, into spills. From sm_90 on the barrier itself takes registers, which
-// sixteen warps do not have.
+// Keeps the compiler from hoisting loads into spills. From sm_90 on the barrier takes registers, too many for 16 warps.
 __device__ __forceinline__ void keep_order() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #else
@@ -1396,7 +1390,7 @@ __device__ __forceinline__ void keep_order() {
 #endif
 }
 
-// The step of a chunk in which a round of transforms runs: spread evenly. On sm_90 eight points along H leave no
+// Step of a chunk in which a round of transforms runs: evenly distributed. On sm_90 eight points along H leave no
 // register for a round in the first step.
 __device__ __forceinline__ constexpr int step_of(int round, int rounds, int steps) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
@@ -1406,7 +1400,7 @@ __device__ __forceinline__ constexpr int step_of(int round, int rounds, int step
 #endif
 }
 
-// A thread's channels inside the block's tile, and its point and share of the tiles.
+// A thread's channels within the block's tile, its point and its share of the tiles.
 struct WinogradWgradPlace {
   u32 point, k, c, segment;
 
@@ -1420,7 +1414,7 @@ struct WinogradWgradPlace {
   }
 };
 
-// Where a thread's sums lie.
+// Address of a thread's partial sums.
 __device__ __forceinline__ float* partial_of(const WinogradWgradParams& p) {
   const WinogradWgradBlock block(p);
   const WinogradWgradPlace place(fresh_thread());
@@ -1441,8 +1435,8 @@ __global__ void __launch_bounds__(512, 1) winograd_wgrad(const __grid_constant__
     chunks = (block.end_row(p) - block.first_row(p)) * ((p.tiles + kChunk - 1) / kChunk);
   }
 
-  // The first chunk through stages 1 and 2, the second through stage 1. Chunks are counted backwards, and the parity of
-  // a chunk's number tells its buffers.
+  // Prologue: the first chunk through stages 1 and 2, the second through stage 1. Chunks are counted backwards, and the
+  // parity of a chunk's number selects its buffers.
   const int odd = chunks % 2;
   float bias = 0.f;
 #pragma unroll 1
@@ -1477,7 +1471,7 @@ __global__ void __launch_bounds__(512, 1) winograd_wgrad(const __grid_constant__
     loader.head(next + WinogradWgradSizes::kOperands);
     loader.aim_chunk();
     UNROLL for (int step = 0; step < WinogradWgradSizes::kSteps; step++) {
-      // Whatever waits for memory comes before the last products: behind them is nothing that could hide it.
+      // Consumers of loads come before the last products: nothing behind them could hide the latency.
       if (step > 0) keep_order();
       if (step > 0) loader.combine(step - 1);
       if (step < WinogradWgradSizes::kBatches) loader.load(step);
@@ -1497,12 +1491,12 @@ __global__ void __launch_bounds__(512, 1) winograd_wgrad(const __grid_constant__
 }
 
 // ---- winograd/wgrad_output ------------------------------------------------------------------------------------------
-// What follows winograd/wgrad: the slices' partial sums are added, always in the same order, then transformed to taps.
+// Second stage of winograd/wgrad: adds the slices' partial sums in a fixed order, then transforms them to taps.
 //
-// winograd_wgrad_sum: one thread per four elements of `partial[slice]`. Slices are added in groups and the groups' sums
-// after them, so that no element goes through more than about 2 sqrt(slices) additions in sequence.
-// winograd_wgrad_output: one thread per pair of channels: G^T along W, then along H, and dw is written wherever its
-// strides and the classes of taps (of a strided convolution) want it. The bias gradient's partial sums are added here.
+// winograd_wgrad_sum: one thread per four elements of `partial[slice]`. Slices are added in groups, then the groups, so
+// that no element goes through more than about 2 sqrt(slices) sequential additions.
+// winograd_wgrad_output: one thread per pair of channels: G^T along W, then along H. Writes dw with its strides and
+// classes of taps (of a strided convolution), and adds the partial sums of the bias gradient.
 
 constexpr int kSlicesPerGroup = 8;
 
@@ -1557,7 +1551,7 @@ winograd_wgrad_output(const __grid_constant__ WinogradWgradOutputParams p) {
   float* const dw = p.dw + output * 1440 + channel * 45 + i64(p.tap_first_h) * 9 + i64(p.tap_first_w);
   const int taps_h = p.taps_h, taps_w = p.taps_w;
 
-  // Segment by segment along both axes, so that the values of one pair of them fit into registers.
+  // Segment by segment along both axes, so that the values of one pair of segments fit into registers.
   #pragma unroll 1
   for (int segment_w = 0; segment_w < F45x2::kSegments; segment_w++) {
     const float* const sums_at = from + segment_w * F45x2::kPoints * point_size;

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.autograd.functional import vjp
 
+from polyconv.arguments import Geometry
 from polyconv.cpu import native
+from polyconv.numerics import reference
 
 BORDERS = ("zeros", "reflect", "replicate", "circular")
 IN_LAYOUTS = ("contiguous", "channels_last", "sliced", "expanded", "transposed", "offset")
@@ -59,24 +59,14 @@ class Layer:
         top, _, left, _ = self.padding
         return [*self.stride, top, left, *self.dilation, self.groups, BORDERS.index(self.border)]
 
+    @property
+    def moves(self) -> Geometry:
+        return Geometry(self.stride, self.padding, self.dilation, self.groups, self.border)
+
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Input, weight, bias and output gradient: the same values every time."""
         torch.manual_seed(0)
         return torch.randn(self.x), torch.randn(self.w), torch.randn(self.out_channels), torch.randn(self.y)
-
-    def reference(self, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-        top, bottom, left, right = self.padding
-        mode = "constant" if self.border == "zeros" else self.border
-        # Contiguous: torch's float64 convolution of other layouts is several times as slow.
-        padded = F.pad(x.double().contiguous(), (left, right, top, bottom), mode=mode)
-        bias = None if bias is None else bias.double()
-        return F.conv2d(padded, w.double(), bias, self.stride, 0, self.dilation, self.groups)
-
-    def input_gradient(self, w: Tensor, dy: Tensor) -> Tensor:
-        return vjp(lambda x: self.reference(x, w, None), torch.zeros(self.x).double(), dy.double())[1]
-
-    def weight_gradient(self, x: Tensor, dy: Tensor) -> Tensor:
-        return vjp(lambda w: self.reference(x, w, None), torch.zeros(self.w).double(), dy.double())[1]
 
 
 EDGES = {
@@ -176,10 +166,9 @@ class Run:
         x, dy = placed(layer.x, x_layout, dtype), placed(layer.y, y_layout, dtype)
         w = torch.randn(layer.w, dtype=dtype)
         bias = torch.randn(2 * layer.out_channels, dtype=dtype)[::2]
-        exact = [t.double().requires_grad_() for t in (x, w, bias)]
-        y = layer.reference(*exact)
-        dx, dw, db = torch.autograd.grad(y, exact, dy.double())
-        return Run(layer, x, w, bias, dy, {"y": y.detach(), "dx": dx, "dw": dw, "db": db})
+        (dw, db), dx = reference.wgrad(layer.moves, x, dy, layer.w), reference.dgrad(layer.moves, dy, w, layer.x)
+        expected = {"y": reference.fprop(layer.moves, x, w, bias), "dx": dx, "dw": dw, "db": db}
+        return Run(layer, x, w, bias, dy, expected)
 
     def fprop(self, family: str, out_layout: str = "contiguous", bias: bool = True) -> Tensor:
         y = poisoned(self.layer.y, out_layout, self.x.dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,9 +12,38 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from polyconv.backend import Run
 from polyconv.cpu.engines import aten
+from polyconv.numerics.prediction import Way
 from polyconv.problem import Pass, Problem
+from polyconv.selection import Candidate
+from polyconv.tuning_key import Environment
 
 OUTPUTS = {Pass.FPROP: {"y"}, Pass.DGRAD: {"x"}, Pass.WGRAD: {"dw", "db"}}
+
+
+class RecorderPlan(NamedTuple):
+    """Plan of a :class:`Recorder`."""
+
+    problem: Problem
+    choice: str = "recorder"
+    name: str = "recorder"
+    candidates: tuple[Candidate, ...] = ()
+    preference: str = ""
+    predicted_error: float = 0.0
+    ways: tuple[Way, ...] = ()
+    keeps_weights: bool = False
+    passthrough: bool = False
+
+    def trials(self, most: int = 3) -> tuple[str, ...]:
+        return (self.name,)
+
+    def dispatch_overhead(self, ahead: object) -> float:
+        return 0.0
+
+    def with_parts(self, plan: object) -> RecorderPlan:
+        return self
+
+    def explain(self, *, verbose: bool = False) -> str:
+        return f"{self.problem}\n  recorded"
 
 
 @dataclass
@@ -22,14 +51,24 @@ class Recorder:
     """Runs ATen's convolution on poisoned outputs, and records every problem and its tensors."""
 
     name: str = "recorder"
+    caches_weights: bool = False
     problems: list[Problem] = field(default_factory=list)
     tensors: list[dict[str, Tensor]] = field(default_factory=list)
 
-    def prepare(self, problem: Problem, *, inference: bool = False) -> Run:
-        return lambda tensors: self._run(problem, tensors)
+    def plan(self, problem: Problem, **_: Any) -> RecorderPlan:
+        return RecorderPlan(problem)
 
-    def is_passthrough(self, problem: Problem, *, inference: bool = False) -> bool:
-        return False
+    def prepare(self, plan: RecorderPlan, *, trial: bool = False) -> Run:
+        return lambda tensors: self._run(plan.problem, tensors)
+
+    def prepare_all(self, plans: Any, progress: Any) -> Any:
+        raise NotImplementedError
+
+    def environment(self) -> Environment:
+        return Environment("cpu", self.name, "", "")
+
+    def new_output(self, like: Tensor, shape: Any, strides: Any) -> Tensor:
+        return like.new_empty_strided(shape, strides)
 
     def _run(self, problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
         self.problems.append(problem)
@@ -37,9 +76,6 @@ class Recorder:
         for name in OUTPUTS[problem.kind] & tensors.keys():
             tensors[name].fill_(torch.nan)
         aten.run(problem, tensors)
-
-    def explain(self, problem: Problem, w: Tensor | None = None) -> str:
-        return f"{problem}\n  recorded"
 
     @property
     def kinds(self) -> list[str]:

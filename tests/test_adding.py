@@ -11,6 +11,8 @@ import torch
 
 from emulate import V100, check
 from polyconv import backend as the_backend
+from polyconv.autotune import preferences
+from polyconv.backend import candidate_names
 from polyconv.cpu import native
 from polyconv.cpu import planner as cpu_planner
 from polyconv.cpu.backend import CpuBackend
@@ -20,6 +22,7 @@ from polyconv.cuda.planner import KernelSpec, plan_cuda
 from polyconv.cuda.planner import planner as planner_planner
 from polyconv.cuda.planner.implicit_gemm import fprop_dgrad
 from polyconv.cuda.planner.implicit_gemm.fprop_dgrad import ImplicitGemmCandidate
+from polyconv.model.explain import explain_plans
 from polyconv.numerics import reference
 from polyconv.numerics.scale import largest, scales
 from polyconv.problem import Pass, Problem
@@ -39,7 +42,7 @@ class ToyCandidate(ImplicitGemmCandidate):
         return "no bias" if problem.bias else super().refusal(problem)
 
 
-TOYS = tuple(ToyCandidate(tile, fprop_dgrad.ROWS) for tile in fprop_dgrad.GATHER_TILES)
+TOYS = tuple(ToyCandidate(tile, fprop_dgrad.ROWS) for tile in fprop_dgrad.FPROP_DGRAD_TILES)
 
 
 def toy_kernels() -> Iterator[KernelSpec]:
@@ -90,13 +93,13 @@ def test_a_cpu_engine_is_a_module_and_a_name(monkeypatch: pytest.MonkeyPatch) ->
     cpu_planner._plan.cache_clear()
     try:
         backend = CpuBackend()
-        assert backend.plan(PROBLEM).choice == backend.candidates(PROBLEM)[0] == "exact, toy"
-        assert "runs exact, toy" in backend.explain(PROBLEM)
+        assert preferences.plan(backend, PROBLEM).choice == candidate_names(backend, PROBLEM)[0] == "exact, toy"
+        assert "runs exact, toy" in explain_plans(backend, PROBLEM)
         gradient = cpu_planner.plan_cpu(Problem.make("dgrad", PROBLEM.x_shape, PROBLEM.w_shape))
         assert "not exact, toy: only forward" in gradient.explain(verbose=True)
         tensors = {"x": torch.randn(PROBLEM.x_shape), "w": torch.randn(PROBLEM.w_shape)}
         y = torch.full(PROBLEM.y_shape, float("nan"))
-        backend.prepare(PROBLEM)({**tensors, "y": y})
+        backend.prepare(preferences.plan(backend, PROBLEM))({**tensors, "y": y})
     finally:
         cpu_planner._plan.cache_clear()
     error = (y.double() - reference.fprop(PROBLEM, tensors["x"], tensors["w"], None)).abs()

@@ -80,7 +80,7 @@ def test_extreme_geometry_of_three_axes_is_reduced() -> None:
     geometry = normalise((1, 3, 2), stride=2**40, padding=(0, 0, 2**33, 2**33, 0, 0), dilation=(1, 2**33, 1), rank=3)
     reduction = reduce_geometry(Pass.FPROP, (5, 6, 7), (1, 3, 2), geometry)
     assert reduction is not None
-    assert reduction.geometry.stride == (1, 1, 1)
+    assert reduction.stride == (1, 1, 1)
     assert [len(axis.taps) for axis in reduction.axes] == [1, 1, 2]
 
 

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 
 import polyconv
 from polyconv.autotune import preferences
-from polyconv.backend import backend_for
+from polyconv.backend import backend_for, candidate_names
 from polyconv.cpu.engines import aten
 from polyconv.model.explain import problems_of
 from polyconv.tuning_key import problem_key
@@ -144,7 +144,7 @@ def _pytorchs_kernel(module: torch.nn.Module, x: torch.Tensor) -> preferences.Fo
             problem_key(problem, kept_weights=kept): name
             for problem in problems_of(module, x)
             for kept in (False, True)
-            for name in backend.candidates(problem, inference=kept)
+            for name in candidate_names(backend, problem, inference=kept)
             if name.endswith(aten.NAME)
         }
     )

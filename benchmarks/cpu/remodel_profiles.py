@@ -15,7 +15,7 @@ from polyconv.cpu import native
 from polyconv.cpu.profiles import Section, load, text
 from polyconv.measure.calibration import remodelled
 
-KNOWN = Path(polyconv.cpu.profiles.__file__).with_name("known")
+SHIPPED = Path(polyconv.cpu.profiles.__file__).with_name("shipped")
 
 
 def anew(section: Section) -> Section:
@@ -31,7 +31,7 @@ def anew(section: Section) -> Section:
 
 
 def main() -> None:
-    for path in sorted(KNOWN.glob("*.json")):
+    for path in sorted(SHIPPED.glob("*.json")):
         sections = load(path)
         path.write_text(text(map(anew, sections)), encoding="utf-8")
         print(f"{path.name}: {len(sections)} sections")

@@ -28,9 +28,11 @@ from polyconv.cuda.jit.cache import KernelCache
 from polyconv.cuda.jit.cubin import kernel_info
 from polyconv.cuda.planner.occupancy import blocks_per_sm
 from polyconv.measure import workloads
+from polyconv.numerics import reference
 from polyconv.problem import Pass, Problem
 from polyconv.tools.inspect import emulator, inspect_workloads
 from polyconv.tools.inspect.emulated_cost import V100, count
+from polyconv.util.console import Progress
 
 HERE = Path(__file__).resolve().parent
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
@@ -166,7 +168,7 @@ def verify(gpu: Any, cutlass: Cutlass) -> float:
     )
     torch.manual_seed(0)
     x, w = torch.randn(problem.x_shape), torch.randn(problem.w_shape)
-    expected = torch.nn.functional.conv2d(x.double(), w.double(), padding=(2, 4), dilation=problem.dilation)
+    expected = reference.fprop(problem, x, w)
     y = torch.full((problem.batch, *problem.out_size, problem.out_channels), float("nan"))
     x, w = (tensor.permute(0, 2, 3, 1).contiguous() for tensor in (x, w))
     cutlass.prepare(gpu, problem, x, w, y).run(gpu, check=True)
@@ -198,7 +200,7 @@ def cutlass_row(gpu: Any, cutlass: Cutlass, problem: Problem) -> tuple[float, li
 
 
 def polyconv_row(gpu: Any, workload: workloads.Workload) -> list[str]:
-    row = inspect_workloads([workload], [Pass.FPROP], "sm_70", KernelCache(), _Silent(), gpu)[0]
+    row = inspect_workloads([workload], [Pass.FPROP], "sm_70", KernelCache(), Progress(quiet=True), gpu)[0]
     assert row.main
     return _row(
         f"polyconv, {row.kernel}",
@@ -227,14 +229,6 @@ def _row(
     beside = ", ".join(f"{short} {resources_ms[name]:.1f}" for name, short in BESIDE.items())
     figures = [f"{100 * ffma:.1f} %", binding, f"{100 * share:.1f} %", f"{bound_ms:.2f}", beside]
     return [kernel, str(registers), str(shared), str(resident), *figures]
-
-
-class _Silent:
-    def expect(self, pieces: int) -> None:
-        pass
-
-    def step(self, what: str) -> None:
-        pass
 
 
 def conversion_ms(problem: Problem) -> float:

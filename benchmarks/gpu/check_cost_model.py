@@ -36,8 +36,7 @@ def main(names: str = "all12,models") -> int:
             plan = plan_cuda(problem, V100)
             specs = list(dict.fromkeys(plan.kernels))
             cubins = dict(zip(specs, cache.get_many(specs, V100.arch), strict=True))
-            main_kernel = max(plan.launches, key=lambda launch: bound_us(launch, V100)).kernel
-            counted = count_plan(gpu, plan, cubins, main_kernel)
+            counted = count_plan(gpu, plan, cubins, V100)
             predicted_ms = sum(bound_us(launch, V100) for launch in plan.launches) / 1e3
             counted_ms = sum(one.bound_ms for one in counted)
             off = predicted_ms / counted_ms - 1

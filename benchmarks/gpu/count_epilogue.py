@@ -16,10 +16,10 @@ from polyconv.cuda.planner import DEVICES, Plan
 from polyconv.cuda.planner.candidate import CudaCandidate
 from polyconv.cuda.planner.cost import COUNTED_L2_BYTES
 from polyconv.cuda.planner.depthwise import strip
-from polyconv.cuda.planner.depthwise.halo import HaloCandidate
+from polyconv.cuda.planner.depthwise.halo import PLANE_TILES, HaloCandidate
 from polyconv.cuda.planner.implicit_gemm import fprop_dgrad
 from polyconv.cuda.planner.implicit_gemm.fprop_dgrad import ImplicitGemmCandidate
-from polyconv.cuda.planner.implicit_gemm.tiles import PLANE_TILES, TALL
+from polyconv.cuda.planner.implicit_gemm.tiles import TALL
 from polyconv.cuda.planner.winograd import fused, nonfused
 from polyconv.problem import Activation, Pass, Problem, channels_last_strides
 from polyconv.tools.inspect.emulated_cost import empty_buffers, emulator, execute

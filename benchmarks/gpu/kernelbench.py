@@ -91,7 +91,7 @@ def parts(plan: Plan | CudaVolumePlan) -> list[tuple[Plan, int]]:
 
 def moved_beside(plan: Plan | CudaVolumePlan) -> int:
     """Bytes moved by PyTorch, not by a polyconv kernel."""
-    return 0 if isinstance(plan, Plan) else plan.parts.beside[0]
+    return 0 if isinstance(plan, Plan) else plan.parts.extra_traffic[0]
 
 
 def must_move(problem: Problem) -> int:

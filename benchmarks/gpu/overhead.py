@@ -1,6 +1,6 @@
 """Processor time of a call on a GPU: ``python benchmarks/gpu/overhead.py``.
 
-With the tests' stub driver, whose launches do nothing, on CPU tensors: memory comes from the CPU's allocator, and all
+With the tests' fake driver, whose launches do nothing, on CPU tensors: memory comes from the CPU's allocator, and all
 else is production code. The floor is torch's dispatcher: ``torch.nn.functional.conv2d`` on a tensor of one element.
 Beside each call is the same with launches made one by one from Python, as in a build without the native part. Times are
 processor times, the best of many short runs, so that a busy machine shows as little as possible.
@@ -79,7 +79,7 @@ def calls_of() -> dict[str, tuple[Mode, Callable[[], Tensor]]]:
 
 
 def measure() -> dict[str, dict[str, float]]:
-    """In a process with the stub as its driver: name -> result."""
+    """In a process with the fake driver: name -> result."""
     torch.set_num_threads(1)
     one = torch.randn(1, 1, 1, 1)
     one_by_one = patch.object(launch, "why_absent", lambda: "left out for comparison")

@@ -38,7 +38,6 @@ from polyconv.problem import Pass, Problem
 from polyconv.tools.export.host_code import ANYWHERE
 from polyconv.tools.inspect import emulator
 from polyconv.tools.inspect.emulated_cost import V100, Counted, CountingError, count_plan
-from polyconv.tools.inspect.rows import main_kernel
 
 HERE = Path(__file__).resolve().parent
 SIMULATED = HERE / "simulated.json"
@@ -146,7 +145,7 @@ class Counter:
 
     def plan(self, plan: Plan) -> tuple[LaunchRow, ...]:
         cubins = {spec: self.cubin(spec) for spec in dict.fromkeys(plan.kernels)}
-        counted = dict(zip(map(id, plan.launches), count_plan(self._gpu, plan, cubins, main_kernel(plan)), strict=True))
+        counted = dict(zip(map(id, plan.launches), count_plan(self._gpu, plan, cubins, V100), strict=True))
         return tuple(self._row(kind, counted[id(kind.launch)]) for kind in kinds(plan))
 
     def _row(self, kind: Kind, counted: Counted) -> LaunchRow:

@@ -1,10 +1,10 @@
-// The functions of the NVIDIA driver that launching takes, as addresses: nothing is linked with CUDA, and no header of
-// its toolkit is needed. Python hands over those of the library that it has loaded itself.
+// Entry points of the NVIDIA driver that a launch needs. They are addresses that Python takes from the library it
+// loaded, so the module is built without the CUDA toolkit and links nothing of it.
 #pragma once
 
 namespace polyconv {
 
-// Zero where all is well: NVIDIA's CUresult.
+// CUresult: 0 is success.
 using Status = int;
 
 struct Driver {

@@ -6,7 +6,7 @@ namespace polyconv {
 namespace {
 
 Status Enqueue(const Driver& driver, const Launch& launch, std::span<const uint64_t> addresses, void* stream) {
-  // A copy for this call alone. The driver makes its own before it returns.
+  // Patched copy for this call. The driver copies it again before it returns.
   alignas(16) unsigned char parameters[kMostParameters];
   std::memcpy(parameters, launch.parameters.data(), launch.parameters.size());
   for (const Slot& slot : launch.slots) {
@@ -24,7 +24,7 @@ Status Enqueue(const Driver& driver, const Launch& launch, std::span<const uint6
 }  // namespace
 
 Outcome Launches::Enqueue(size_t first, size_t last, std::span<const uint64_t> addresses, void* stream) const {
-  // torch has usually made the same context current already.
+  // torch has usually made this context current already.
   void* current = nullptr;
   const bool push = driver.ctx_get_current(&current) != 0 || current != context;
   if (push) {

@@ -1,4 +1,4 @@
-// The launches of one plan on one device, with everything but the addresses and the stream in place.
+// Launches of one plan on one device, complete but for the addresses of the buffers and the stream.
 #pragma once
 
 #include <array>
@@ -11,10 +11,10 @@
 
 namespace polyconv {
 
-// Bytes that a kernel may take as parameters on every GPU.
+// Limit on kernel parameters on every GPU [bytes].
 inline constexpr size_t kMostParameters = 4096;
 
-// Where in the parameters an address goes: that of a buffer, by its number, and so many bytes further.
+// An address in the parameters: byte `at` receives the address of buffer number `buffer` plus `byte_offset`.
 struct Slot {
   size_t at;
   size_t buffer;
@@ -29,21 +29,21 @@ struct Launch {
   std::vector<Slot> slots;
 };
 
-// The function of the driver that failed, or null; the number of the launch that it was about; what it returned.
+// Result of Enqueue: the driver function that failed (null on success), the index of its launch, and its status.
 struct Outcome {
   const char* refused;
   size_t launch;
   Status status;
 };
 
-// Never changed once it is made: threads share it, and no lock is needed.
+// Immutable, so threads share it without a lock.
 struct Launches {
   Driver driver;
   void* context;
   std::vector<Launch> all;
 
-  // Enqueues those from `first` up to `last`, in the device's context, which is made current where it is not. A buffer
-  // whose address is zero is absent: kernels get a null pointer, whatever the offset. Does not wait for the GPU.
+  // Enqueues the launches from `first` up to `last`, with the device's context current, and does not wait for the GPU.
+  // An address of zero marks an absent buffer: kernels get a null pointer, whatever the offset.
   Outcome Enqueue(size_t first, size_t last, std::span<const uint64_t> addresses, void* stream) const;
 };
 

@@ -1,4 +1,4 @@
-// The module polyconv.cuda._native: launches for Python. It knows nothing of torch but that a tensor has a data_ptr().
+// The module polyconv.cuda._native: launches for Python. Of torch it uses only a tensor's data_ptr().
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -15,14 +15,14 @@
 namespace polyconv {
 namespace {
 
-// Buffers that are no tensors of the caller: their addresses are given as numbers. All others have names.
+// Buffers whose addresses are passed as numbers, because they are not tensors of the call. Others are found by name.
 constexpr const char* kNumbered[] = {"workspace", "weights"};
 constexpr size_t kMostBuffers = 16;
 
 struct LaunchesObject {
   PyObject head;
   Launches* launches;
-  // Of the buffers, in the order of their numbers.
+  // Names of the buffers, by buffer number.
   std::vector<PyObject*>* names;
 };
 
@@ -30,7 +30,7 @@ void* AsPointer(uint64_t number) {
   return reinterpret_cast<void*>(static_cast<uintptr_t>(number));
 }
 
-// The number of a buffer, which is a new one at the first mention; -1 and an exception if there are too many.
+// Number of a buffer; a new name gets the next number. Returns -1 with an exception if there are too many.
 Py_ssize_t BufferNumber(std::vector<PyObject*>& names, PyObject* name) {
   for (size_t i = 0; i < names.size(); i++) {
     if (PyUnicode_Compare(names[i], name) == 0) return static_cast<Py_ssize_t>(i);
@@ -45,7 +45,7 @@ Py_ssize_t BufferNumber(std::vector<PyObject*>& names, PyObject* name) {
   return static_cast<Py_ssize_t>(names.size() - 1);
 }
 
-// From (offset in the parameters, name of the buffer, offset in the buffer).
+// Reads (offset in the parameters, name of the buffer, offset in the buffer).
 bool ReadSlot(PyObject* tuple, std::vector<PyObject*>& names, Launch& launch) {
   unsigned long long at, byte_offset;
   PyObject* name;
@@ -60,7 +60,7 @@ bool ReadSlot(PyObject* tuple, std::vector<PyObject*>& names, Launch& launch) {
   return true;
 }
 
-// From (function, grid, block, dynamic shared memory, parameters, slots).
+// Reads (function, grid, block, dynamic shared memory, parameters, slots).
 bool ReadLaunch(PyObject* tuple, std::vector<PyObject*>& names, std::vector<Launch>& all) {
   Launch launch;
   unsigned long long function;
@@ -145,7 +145,7 @@ bool ReadNumber(PyObject* object, uint64_t& number) {
   return number != UINT64_MAX || !PyErr_Occurred();
 }
 
-// The address of a tensor of the call; 0 if it is not among them.
+// Address of a tensor of the call, 0 if the call does not have it. Returns false with an exception set on errors.
 bool ReadAddress(PyObject* tensors, PyObject* name, uint64_t& address) {
   static PyObject* const data_ptr = PyUnicode_InternFromString("data_ptr");
   PyObject* tensor = PyDict_GetItemWithError(tensors, name);
@@ -177,7 +177,7 @@ PyObject* Enqueue(PyObject* object, PyObject* const* arguments, Py_ssize_t count
     return nullptr;
   }
   Outcome outcome;
-  Py_BEGIN_ALLOW_THREADS;  // a full queue keeps the driver waiting for the GPU, and that may wait for another thread
+  Py_BEGIN_ALLOW_THREADS;  // a full queue blocks the driver until the GPU advances, which may need another thread
   outcome = self->launches->Enqueue(first, last, addresses, AsPointer(stream));
   Py_END_ALLOW_THREADS;
   if (outcome.refused == nullptr) Py_RETURN_NONE;

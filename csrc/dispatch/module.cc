@@ -1,5 +1,5 @@
-// The module polyconv.dispatch._native: the passthrough cache of polyconv/dispatch/passthrough.py. It knows
-// nothing of torch but names of attributes, and gives a call that it is not sure of back to Python, without a word.
+// The module polyconv.dispatch._native: the passthrough cache of polyconv/dispatch/passthrough.py. Of torch it uses
+// only names of attributes. If any guard fails or raises, it returns None and the call takes the path in Python.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -38,7 +38,7 @@ class Owned {
   PyObject* object_;
 };
 
-// Fields of the last call of a module: the tuple LastCall of polyconv/dispatch/passthrough.py.
+// Fields of the tuple LastCall of polyconv/dispatch/passthrough.py, in order.
 enum Field : Py_ssize_t {
   kWhileItLives,
   kNumber,
@@ -64,15 +64,14 @@ struct Remembered {
 
 struct PassthroughObject {
   PyObject head;
-  // In the order of the modules' addresses: few cache lines are read to find one of some hundreds.
+  // Sorted by the address of the module, so that a search among hundreds touches few cache lines.
   std::vector<Remembered>* calls;
-  // What was seen last of the state: its number by the count of threads, and a weak reference to the process group or
-  // None.
+  // Planning state seen last: [dict of state version by thread count, weak reference to the process group or None].
   PyObject* seen;
   PyObject* frozen_marks;
   PyObject* is_grad_enabled;
   PyObject* get_num_threads;
-  // In the place of an attribute that a call does not depend on.
+  // Placeholder for the value of an attribute that the call does not depend on.
   PyObject* any;
 };
 
@@ -95,7 +94,7 @@ PassthroughObject* AsCache(PyObject* object) {
   return reinterpret_cast<PassthroughObject*>(object);
 }
 
-// Where the call of a module is, or would be.
+// Binary search: position of the module's entry, or where to insert it.
 std::vector<Remembered>::iterator Find(PassthroughObject& cache, const void* module) {
   return std::lower_bound(cache.calls->begin(), cache.calls->end(), module,
                           [](const Remembered& one, const void* at) { return std::less<>()(one.module, at); });
@@ -154,7 +153,7 @@ PyObject* Remember(PyObject* object, PyObject* arguments) {
   try {
     const auto found = Find(cache, module);
     if (IsAt(cache, found, module)) {
-      std::swap(*found, now);  // what was there before ends with the function, when the new one stands
+      std::swap(*found, now);  // the old entry is released on return, when the new one is in place
     } else {
       cache.calls->insert(found, std::move(now));
     }
@@ -170,7 +169,7 @@ PyObject* Forget(PyObject* object, PyObject* key) {
   PassthroughObject& cache = *AsCache(object);
   const auto found = Find(cache, module);
   if (IsAt(cache, found, module)) {
-    const Remembered forgotten = std::move(*found);  // ends when it is out of the list
+    const Remembered forgotten = std::move(*found);  // released after its removal from the list
     cache.calls->erase(found);
   }
   Py_RETURN_NONE;
@@ -180,7 +179,7 @@ bool Is(PyObject* expected, Owned found) {
   return found.get() == expected;
 }
 
-// Whether the process group is the one that was seen last. It comes and goes without a word to anyone.
+// Whether the process group is the one seen last. torch sends no notification of a change.
 bool IsSameGroup(PyObject* seen) {
   const Names& names = TheNames();
   PyObject* c10d = PyDict_GetItemWithError(PyImport_GetModuleDict(), names.c10d);
@@ -198,7 +197,7 @@ bool IsVouched(PyObject* frozen_marks, PyObject* weight) {
   return key.get() != nullptr && PyDict_GetItemWithError(frozen_marks, key.get()) != nullptr;
 }
 
-// Whether the state is the one of a call: its number for as many threads as this one may use, and the process group.
+// Whether the state version, for the current thread count, and the process group are those of the cached call.
 bool IsSameState(const PassthroughObject& cache, PyObject* number) {
   const Owned threads(PyObject_CallObject(cache.get_num_threads, nullptr));
   PyObject* numbers = PyList_GetItem(cache.seen, 0);
@@ -206,8 +205,8 @@ bool IsSameState(const PassthroughObject& cache, PyObject* number) {
   return PyDict_GetItemWithError(numbers, threads.get()) == number && IsSameGroup(PyList_GetItem(cache.seen, 1));
 }
 
-// Whether a module has the attributes that it had, in their order, and those that a call depends on are the objects that
-// they were. The dictionary is read from its beginning to its end: looking names up would read other memory for each.
+// Whether the instance attributes are those of the cached call: same names in the same order, and identical objects for
+// those that the call depends on. The dictionary is scanned in order: lookups by name would touch more memory.
 bool HasSameAttributes(PyObject* own, PyObject* call, PyObject* any) {
   PyObject *names = PyTuple_GetItem(call, kNames), *values = PyTuple_GetItem(call, kValues);
   const Py_ssize_t count = PyTuple_Size(names);
@@ -222,7 +221,7 @@ bool HasSameAttributes(PyObject* own, PyObject* call, PyObject* any) {
   return true;
 }
 
-// Whether its classes have as many attributes as they had, and what the call depends on is the same.
+// Whether the classes have as many attributes as before, and those that the call depends on are identical.
 bool HasSameClasses(PyObject* module, PyObject* call) {
   if (reinterpret_cast<PyObject*>(Py_TYPE(module)) != PyTuple_GetItem(call, kKind)) return false;
   PyObject *classes = PyTuple_GetItem(call, kClasses), *attributes = PyTuple_GetItem(call, kOfClasses);
@@ -238,7 +237,7 @@ bool HasSameClasses(PyObject* module, PyObject* call) {
   return true;
 }
 
-// What PyTorch's convolution is called with, if a call is the one that is remembered. None and no exception if not.
+// Arguments for ATen's convolution if all guards of the cached call hold. Otherwise null, perhaps with an exception.
 Owned Arguments(const PassthroughObject& cache, PyObject* call, PyObject* module, PyObject* x) {
   const Names& names = TheNames();
   if (!IsSameState(cache, PyTuple_GetItem(call, kNumber))) return Owned();
@@ -250,7 +249,7 @@ Owned Arguments(const PassthroughObject& cache, PyObject* call, PyObject* module
   if (parameters.get() == nullptr || !PyDict_Check(parameters.get())) return Owned();
   const Owned weight = Owned::To(PyDict_GetItemWithError(parameters.get(), names.weight));
   const Owned bias = Owned::To(PyDict_GetItemWithError(parameters.get(), names.bias));
-  if (weight.get() == nullptr || bias.get() == nullptr) return Owned();  // made anew before each call
+  if (weight.get() == nullptr || bias.get() == nullptr) return Owned();  // computed before each call, for example
   const bool biased = PyTuple_GetItem(call, kBiased) == Py_True;
   const bool frozen_marks = PyTuple_GetItem(call, kVouched) == Py_True;
   if (biased == (bias.get() == Py_None) || frozen_marks != IsVouched(cache.frozen_marks, weight.get())) return Owned();

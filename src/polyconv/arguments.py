@@ -296,21 +296,28 @@ def check_extents(
         if type(before) is type(after) is int and before + after > 2**61:
             _check_padding(name, size, before, after)
         if before < 0 or after < 0:
-            _check_crop(name, size, before, after, geometry.padding_mode, len(kernel))
+            _check_crop(name, size, before, after)
         if statically(size + before + after < dilation[axis] * (kernel[axis] - 1) + 1):
             _kernel_does_not_fit(in_size, kernel, geometry)
         if statically(size < 0 if may_be_empty else size <= 0):
             raise RuntimeError(f"Only the batch and the channels may be empty: got an input of {_by(in_size)} pixels")
-        if geometry.padding_mode == "reflect" and statically(max(before, after) >= size):
-            raise RuntimeError(
-                f"padding_mode='reflect' needs a padding smaller than the image: "
-                f"got {before} and {after} along a {name} of {size}"
-            )
-        if geometry.padding_mode == "circular" and statically(max(before, after) > size):
-            raise RuntimeError(
-                f"padding_mode='circular' needs a padding no larger than the image (it may wrap around once): "
-                f"got {before} and {after} along a {name} of {size}"
-            )
+        if geometry.padding_mode != "zeros":
+            _check_border(name, size, before, after, geometry.padding_mode)
+
+
+def _check_border(name: str, size: int, before: int, after: int, mode: str) -> None:
+    """Raise if the image, cropped by negative padding, lacks the pixels that the border copies."""
+    left = size + min(before, 0) + min(after, 0)
+    cropped = "" if left is size else f", of which negative padding leaves {left}"
+    got = f"got {before} and {after} along a {name} of {size}{cropped}"
+    if min(before, after) < 0 and statically(left <= 0):
+        raise RuntimeError(f"padding_mode={mode!r} copies pixels of the image, and there are none: {got}")
+    if mode == "reflect" and statically(max(before, after) >= left):
+        raise RuntimeError(f"padding_mode='reflect' needs a padding smaller than the image: {got}")
+    if mode == "circular" and statically(max(before, after) > left):
+        raise RuntimeError(
+            f"padding_mode='circular' needs a padding no larger than the image (it may wrap around once): {got}"
+        )
 
 
 def _check_padding(name: str, size: int, before: int, after: int) -> None:
@@ -323,14 +330,9 @@ def _check_padding(name: str, size: int, before: int, after: int) -> None:
         )
 
 
-def _check_crop(name: str, size: int, before: int, after: int, padding_mode: str, rank: int) -> None:
+def _check_crop(name: str, size: int, before: int, after: int) -> None:
     if statically(max(-before, 0) + max(-after, 0) > size):
         raise RuntimeError(f"negative padding crops more than there is: {before} and {after} along a {name} of {size}")
-    if padding_mode != "zeros":
-        raise RuntimeError(
-            f"the operator takes negative padding with padding_mode='zeros' only; got {before} and {after} along the "
-            f"{name} with {padding_mode!r}. polyconv.conv{rank}d takes it with every mode"
-        )
 
 
 def _kernel_does_not_fit(in_size: Sequence[int], kernel: Sequence[int], geometry: Geometry) -> NoReturn:

@@ -10,24 +10,78 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from .problem import Pass, Problem
+from .problem import Pass, Problem, Shape, Strides
 from .runtime.fork_safety import STATE_LOCK
 from .runtime.lazy_import import imported
 from .runtime.scopes import Scope, ScopeStack
-from .selection import TRIALS
+from .selection import TRIALS, Candidate, Preference, by_cost
 
 if TYPE_CHECKING:
-    from .autotune.preferences import Planned
+    from .numerics.prediction import Way
     from .tuning_key import Environment
     from .util.console import Progress
 
 
-class Backend(Protocol):
+class Plan(Protocol):
+    """A backend's plan of a problem: the chosen candidate, and why the others do not run."""
+
+    @property
+    def problem(self) -> Problem: ...
+
+    @property
+    def choice(self) -> str:
+        """Name of the chosen candidate."""
+
+    @property
+    def name(self) -> str:
+        """Display name: the candidate and its additional steps."""
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """All candidates, each but the chosen one with the reason of its rejection."""
+
+    @property
+    def preference(self) -> str:
+        """Outcome of the preference; empty if there was none."""
+
+    @property
+    def predicted_error(self) -> float:
+        """Predicted largest error of an element, relative to the output's scale."""
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """Fast algorithms of its output maps; empty for direct summation."""
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether it uses the weight cache."""
+
+    @property
+    def passthrough(self) -> bool:
+        """Whether it is ATen's convolution on unchanged tensors, callable without the backend."""
+
+    def trials(self, most: int = TRIALS) -> tuple[str, ...]:
+        """Names of candidates worth timing, in the cost model's order: ``most``, the best of each kind, and ATen."""
+
+    def dispatch_overhead(self, ahead: Mapping[Pass, float]) -> float:
+        """Dispatch overhead over a direct call of ATen [s]. ``ahead``: gain over ATen in other passes of the layer."""
+
+    def with_parts(self, plan: Callable[[Problem], Any]) -> Plan:
+        """This plan with each 2-D problem of a volume planned by ``plan``, where those have plans of their own."""
+
+    def explain(self, *, verbose: bool = False) -> str:
+        """Text of the plan."""
+
+
+P = TypeVar("P", bound=Plan)
+
+
+class Backend(Protocol[P]):
     """Runs problems on one device.
 
     ======  =====================================  ============================================
@@ -44,61 +98,49 @@ class Backend(Protocol):
     """
 
     name: str
+    caches_weights: bool
+    """Whether inference caches weights that are not frozen, so that measurements differ between the two."""
 
-    def prepare(self, problem: Problem, *, inference: bool = False) -> Run:
-        """Plan a problem under the current settings. The returned function may be called any number of times.
+    def plan(
+        self,
+        problem: Problem,
+        *,
+        inference: bool = False,
+        prefer: Preference | None = None,
+        w: Tensor | None = None,
+    ) -> P:
+        """Plan a problem under the current settings. Preferences of the process are applied by the caller.
 
-        It fills the outputs in ``tensors``, whose contents are undefined before, or replaces one by a tensor of the
-        backend's own with equal strides. No tensor is empty. With ``inference`` no gradient is recorded, so the weight
-        of a forward pass is unlikely to change.
+        With ``inference`` no gradient is recorded, so the weight of a forward pass is unlikely to change. ``w``: a
+        cached weight, for which the plan keeps the tolerance.
         """
 
-    def prepare_all(self, asked: Sequence[PrepareRequest], progress: Progress) -> PrepareReport:
-        """Prepare several problems under the current settings, compiling their kernels in parallel."""
+    def prepare(self, plan: P, *, trial: bool = False) -> Run:
+        """Make a plan ready to run. The returned function may be called any number of times.
 
-    def plan(self, problem: Problem, *, inference: bool = False, w: Tensor | None = None) -> Planned:
-        """The plan that :meth:`prepare` would run; for a cached weight, the one that keeps the tolerance for ``w``."""
+        It fills the outputs in ``tensors``, whose contents are undefined before, or replaces one by a tensor of the
+        backend's own with equal strides. No tensor is empty. ``trial``: with a weight cache that is freed with it.
+        """
 
-    def is_passthrough(self, problem: Problem, *, inference: bool = False) -> bool:
-        """Whether the plan is a passthrough: ATen's convolution on unchanged tensors, callable without the backend."""
-
-    def explain(self, problem: Problem, w: Tensor | None = None) -> str:
-        """Text of the plan; with ``w``, also the predicted error of a forward pass for that weight."""
-
-    def candidates(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
-        """Names of the candidates that may run a problem, in the cost model's order."""
-
-    def trials(self, problem: Problem, *, inference: bool = False, most: int = TRIALS) -> tuple[str, ...]:
-        """Names of candidates worth timing, in the cost model's order: ``most``, the best of each kind, and ATen."""
-
-    def trial(self, problem: Problem, name: str, *, inference: bool = False) -> Run:
-        """Prepare the named candidate for a trial, whatever was chosen, with a weight cache that is freed with it."""
-
-    def dispatch_overhead(self, problem: Problem, ahead: Mapping[Pass, float], *, inference: bool = False) -> float:
-        """Dispatch overhead over a direct call of ATen [s]. ``ahead``: gain over ATen in other passes of the layer."""
-
-    def trim_memory(self) -> None:
-        """Return the memory of finished trials to the system."""
-
-    def key(self, problem: Problem, *, inference: bool = False) -> str:
-        """Key under which measurements for a problem are stored."""
+    def prepare_all(self, plans: Sequence[P], progress: Progress) -> PrepareReport:
+        """Prepare several plans, compiling their kernels in parallel."""
 
     def environment(self) -> Environment:
         """Device and software versions under which measurements are stored."""
 
-
-_backends: dict[torch.device, Backend] = {}
-_overrides: ScopeStack[tuple[str, Backend]] = ScopeStack()
-BackendT = TypeVar("BackendT", bound=Backend)
+    def new_output(self, like: Tensor, shape: Shape, strides: Strides) -> Tensor:
+        """Allocate a large uninitialised output with the dtype and device of ``like``."""
 
 
-def backend_for(device: torch.device) -> Backend:
+_backends: dict[torch.device, Backend[Any]] = {}
+
+_overrides: ScopeStack[tuple[str, Backend[Any]]] = ScopeStack()
+BackendT = TypeVar("BackendT", bound=Backend[Any])
+
+
+def backend_for(device: torch.device) -> Backend[Any]:
     """The backend of a device. The first call imports and builds it; later ones are a dictionary lookup."""
-    for entry in reversed(_overrides.entries):
-        device_type, backend = entry.value
-        if device_type == device.type:
-            return backend
-    found = _backends.get(device)
+    found = _overriding(device) or _backends.get(device)
     if found is None:
         with STATE_LOCK:
             found = _backends.get(device)
@@ -107,11 +149,26 @@ def backend_for(device: torch.device) -> Backend:
     return found
 
 
-def _build(device: torch.device) -> Backend:
+def backend_name(device: torch.device) -> str:
+    """Name of the backend of a device, which need not be built: the device's type unless it is overridden."""
+    found = _overriding(device)
+    return device.type if found is None else found.name
+
+
+def _overriding(device: torch.device) -> Backend[Any] | None:
+    for entry in reversed(_overrides.entries):
+        device_type, backend = entry.value
+        if device_type == device.type:
+            found: Backend[Any] = backend
+            return found
+    return None
+
+
+def _build(device: torch.device) -> Backend[Any]:
     """Build a backend, importing everything that calls on the device need: none of them imports anything later."""
     imported("polyconv.autotune.tuning_lookup")
     if device.type == "cpu":
-        on_cpu: Backend = imported("polyconv.cpu.backend").CpuBackend()
+        on_cpu: Backend[Any] = imported("polyconv.cpu.backend").CpuBackend()
         return on_cpu
     if device.type == "cuda":
         try:
@@ -126,7 +183,7 @@ def _build(device: torch.device) -> Backend:
         index = device.index
         if index is None:  # only for explain(..., device="cuda"); a tensor's device always has an index
             index = torch.cuda.current_device() if torch.cuda.is_available() else 0
-        on_cuda: Backend = cuda.CudaBackend(index)
+        on_cuda: Backend[Any] = cuda.CudaBackend(index)
         return on_cuda
     raise RuntimeError(
         f"polyconv runs on 'cuda' and 'cpu' tensors; got a tensor on {str(device)!r}. "
@@ -134,12 +191,17 @@ def _build(device: torch.device) -> Backend:
     )
 
 
+def candidate_names(backend: Backend[Any], problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
+    """Names of the candidates that may run a problem, in the cost model's order."""
+    return tuple(one.name for one in by_cost(backend.plan(problem, inference=inference).candidates))
+
+
 def override(device_type: str, backend: BackendT) -> AbstractContextManager[BackendT]:
     """Send every tensor of a device type to ``backend`` inside a ``with`` block.
 
     For tests: a recording backend, or the CUDA backend on a virtual GPU that reads the memory of CPU tensors.
     """
-    entry: tuple[str, Backend] = (device_type, backend)
+    entry: tuple[str, Backend[Any]] = (device_type, backend)
     return Scope(_overrides, entry, backend)
 
 

@@ -15,10 +15,10 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.nn.modules.conv import _ConvNd
 
 from .arguments import Extent, Padding, activation_name
-from .dispatch import fastpath
+from .dispatch import fastpath, operator_path
+from .dispatch.op import FORWARD, TRANSPOSED
 from .dispatch.passthrough import again
 from .dispatch.transforms.interop import check_qconfig, refuse_scripting
-from .functional import by_operator, transposed_by_operator
 from .runtime.frozen_weights import is_frozen
 from .settings import checked_tolerance
 
@@ -113,13 +113,14 @@ class _Forward(Convolution):
     def _conv_forward(
         self, input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None
     ) -> Tensor:
-        sizes = self.stride, self.padding, self.dilation, self.groups, self.padding_mode
+        op = FORWARD[len(self.kernel_size)]
+        args = self.stride, self.padding, self.dilation, self.groups, self.padding_mode
         # Another thread may restore the module meanwhile: torch's class has none of these.
-        options = getattr(self, "tolerance", None), getattr(self, "activation", None)
-        args = len(self.kernel_size), input, weight, bias, *sizes, *options, residual
-        straight = getattr(self, "_comes_straight_here", False)
-        y = None if is_compiling() else fastpath.convolve(*args, self if straight else None)
-        return by_operator(*args) if y is None else y
+        options = getattr(self, "tolerance", None), getattr(self, "activation", None), residual
+        if is_compiling():
+            return operator_path.call(op, input, weight, bias, args, *options)
+        module = self if getattr(self, "_comes_straight_here", False) else None
+        return fastpath.call(op, input, weight, bias, args, *options, module)
 
     @property
     def _comes_straight_here(self) -> bool:
@@ -168,15 +169,17 @@ class _Transposed(Convolution):
         weight, bias = self.weight, self.bias
         if self.padding_mode != "zeros":
             raise ValueError(f"Only `zeros` padding mode is supported for {type(self).__name__}")
-        rank, output_padding = len(self.kernel_size), self.output_padding
+        op, output_padding = TRANSPOSED[len(self.kernel_size)], self.output_padding
         if output_size is not None:
-            sizes: Any = self.stride, self.padding, self.kernel_size, rank, self.dilation
+            sizes: Any = self.stride, self.padding, self.kernel_size, op.rank, self.dilation
             output_padding = self._output_padding(input, list(output_size), *sizes)  # type: ignore[operator]
         padding: Any = self.padding  # never "same" or "valid" here
-        numbers = self.stride, padding, tuple(output_padding), self.groups, self.dilation
-        args = rank, input, weight, bias, *numbers, getattr(self, "tolerance", None)
-        y = None if is_compiling() else fastpath.transpose(*args, self if output_size is None else None)
-        return transposed_by_operator(*args) if y is None else y
+        args = self.stride, padding, tuple(output_padding), self.groups, self.dilation
+        tolerance = getattr(self, "tolerance", None)
+        if is_compiling():
+            return operator_path.call(op, input, weight, bias, args, tolerance)
+        module = self if output_size is None else None
+        return fastpath.call(op, input, weight, bias, args, tolerance, module=module)
 
 
 def _keep_options(module: Convolution, tolerance: float | None, activation: str | None) -> None:

@@ -124,6 +124,11 @@ def channels_last_strides(shape: Shape) -> Strides:
     return (n, c, *inner)
 
 
+def dense_strides(shape: Sequence[int], channels_last: bool) -> Strides:
+    """Element strides of a dense tensor in one of the two memory formats."""
+    return (channels_last_strides if channels_last else contiguous_strides)(tuple(shape))
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One pass of a convolution. Build it with :meth:`make`, which fills in dense strides."""

@@ -29,6 +29,7 @@ from polyconv.backend import Run, backend_for
 from polyconv.cpu import native
 from polyconv.cpu.backend import CpuBackend
 from polyconv.cpu.engines import aten
+from polyconv.cpu.planner import CpuPlan
 from polyconv.dispatch import prepare
 from polyconv.numerics.scale import largest, scales
 from polyconv.problem import Pass, Problem
@@ -60,18 +61,16 @@ class Timed(CpuBackend):
         self.seconds = seconds
         self.now = 0.0
         self.ran: list[str] = []
-        self.given_back = 0
 
-    def trim_memory(self) -> None:
-        self.given_back += 1
-
-    def trial(self, problem: Problem, name: str, *, inference: bool = False) -> Run:
-        run = super().trial(problem, name, inference=inference)
+    def prepare(self, plan: CpuPlan, *, trial: bool = False) -> Run:
+        run = super().prepare(plan, trial=trial)
+        if not trial:
+            return run
 
         def run_timed(tensors: MutableMapping[str, Tensor]) -> None:
             run(tensors)
-            self.ran.append(name)
-            self.now += self.seconds(name)
+            self.ran.append(plan.choice)
+            self.now += self.seconds(plan.choice)
 
         return run_timed
 
@@ -129,10 +128,10 @@ def test_every_result_keeps_the_tolerance(tolerance: float) -> None:
 
 def test_the_fastest_wins_and_stays(timed: Timed) -> None:
     x, w = tensors()
-    wanted = timed.trials(problem_of(x, w), inference=True)[1]
+    wanted = timed.plan(problem_of(x, w), inference=True).trials()[1]
     timed.seconds = lambda name: 0.5 if name == wanted else 1.0
     call_until_decided(x, w)
-    plan = timed.plan(problem_of(x, w), inference=True)
+    plan = preferences.plan(timed, problem_of(x, w), inference=True)
     assert plan.choice == wanted
     assert "chosen by autotuning in this process (500 ms against 1e+03 ms by " in plan.reason
     ran = len(timed.ran)
@@ -147,7 +146,7 @@ def test_what_it_costs_to_get_to_a_kernel_counts(timed: Timed, ours: float, wins
     x, w = tensors()
     timed.seconds = lambda name: 2e-4 if name.endswith(aten.NAME) else ours
     call_until_decided(x, w)
-    assert timed.plan(problem_of(x, w), inference=True).choice.endswith(aten.NAME) is not wins
+    assert preferences.plan(timed, problem_of(x, w), inference=True).choice.endswith(aten.NAME) is not wins
 
 
 @pytest.mark.parametrize(("ours", "wins"), [(1.85e-3, False), (1.7e-3, True)])
@@ -157,7 +156,7 @@ def test_a_layer_that_is_trained_is_decided_as_a_whole(timed: Timed, ours: float
     dy = torch.randn(X)
     timed.seconds = lambda name: 2e-3 if name.endswith(aten.NAME) else ours
     until_decided(lambda: polyconv.conv2d(x, w, padding=1).backward(dy))
-    plans = [timed.plan(problem_of(x, w).for_pass(kind)) for kind in Pass]
+    plans = [preferences.plan(timed, problem_of(x, w).for_pass(kind)) for kind in Pass]
     assert [plan.choice.endswith(aten.NAME) for plan in plans] == [not wins] * 3
 
 
@@ -175,7 +174,7 @@ def test_a_draw_is_left_to_torch(timed: Timed, ours: float, winner: str) -> None
     timed.seconds = lambda name: 1.0 if name.endswith(aten.NAME) else ours
     x, w = tensors()
     call_until_decided(x, w)
-    assert timed.plan(problem_of(x, w), inference=True).choice.endswith(aten.NAME) == (winner == "ATen")
+    assert preferences.plan(timed, problem_of(x, w), inference=True).choice.endswith(aten.NAME) == (winner == "ATen")
 
 
 def test_one_unlucky_call_does_not_put_torch_out(timed: Timed) -> None:
@@ -188,14 +187,14 @@ def test_one_unlucky_call_does_not_put_torch_out(timed: Timed) -> None:
     timed.seconds = seconds
     x, w = tensors()
     call_until_decided(x, w)
-    assert timed.plan(problem_of(x, w), inference=True).choice.endswith(aten.NAME)
+    assert preferences.plan(timed, problem_of(x, w), inference=True).choice.endswith(aten.NAME)
 
 
 @pytest.mark.parametrize(("noise", "stays"), [(1.0, False), (1.3, True)])
 def test_what_the_model_chose_stays_where_times_are_too_uncertain(timed: Timed, noise: float, stays: bool) -> None:
     """A gain of a tenth is noise if two trials of one candidate differ by more."""
     x, w = tensors()
-    usual, other, *_ = (n for n in timed.trials(problem_of(x, w), inference=True) if not n.endswith(aten.NAME))
+    usual, other, *_ = (n for n in timed.plan(problem_of(x, w), inference=True).trials() if not n.endswith(aten.NAME))
     calls_of = {usual: 0, other: 0}
 
     def seconds(name: str) -> float:
@@ -206,7 +205,7 @@ def test_what_the_model_chose_stays_where_times_are_too_uncertain(timed: Timed, 
 
     timed.seconds = seconds
     call_until_decided(x, w)
-    assert timed.plan(problem_of(x, w), inference=True).choice == (usual if stays else other)
+    assert preferences.plan(timed, problem_of(x, w), inference=True).choice == (usual if stays else other)
 
 
 def test_a_race_is_short(timed: Timed) -> None:
@@ -214,7 +213,7 @@ def test_a_race_is_short(timed: Timed) -> None:
     x, w = tensors()
     timed.seconds = lambda name: 1.0 if name.endswith(aten.NAME) else 9.0
     call_until_decided(x, w)
-    names = timed.trials(problem_of(x, w), inference=True)
+    names = timed.plan(problem_of(x, w), inference=True).trials()
     assert 1 < len(names) <= MOST_CONTENDERS
     assert len(timed.ran) <= 2 * len(names) + online.ROUNDS
     assert all(timed.ran.count(name) <= 3 for name in names if not name.endswith(aten.NAME))
@@ -227,13 +226,15 @@ def test_a_race_of_equals_ends(timed: Timed) -> None:
         timed.ran.clear()
         x = torch.cat([x, x])
         call_until_decided(x, w)
-        names = timed.trials(problem_of(x, w), inference=True)
+        names = timed.plan(problem_of(x, w), inference=True).trials()
         assert len(timed.ran) == len(names) * (1 + rounds)
 
 
 def test_a_decided_call_costs_what_it_costs_without(timed: Timed) -> None:
     x, w = tensors()
-    wanted = next(name for name in timed.trials(problem_of(x, w), inference=True) if not name.endswith(aten.NAME))
+    wanted = next(
+        name for name in timed.plan(problem_of(x, w), inference=True).trials() if not name.endswith(aten.NAME)
+    )
     timed.seconds = lambda name: 0.5 if name == wanted else 1.0
     call_until_decided(x, w)
     decided = entered(lambda: call(x, w))
@@ -274,9 +275,12 @@ def test_gradients_that_never_come_are_given_up(timed: Timed) -> None:
     conv, x = polyconv.Conv2d(16, 16, 3), torch.randn(X)
     timed.seconds = lambda name: 0.5 if name.endswith(aten.NAME) else 1.0
     kinds = [type(conv(x).grad_fn).__name__ for _ in range(2 * online.LONGEST + 20)]
-    wanted = [plan.choice.endswith(aten.NAME) for plan in map(timed.plan, gradients(x, conv.weight))]
+    wanted = [
+        plan.choice.endswith(aten.NAME)
+        for plan in (preferences.plan(timed, each) for each in gradients(x, conv.weight))
+    ]
     assert (kinds[-1] == "ConvolutionBackward0") == all(wanted)
-    assert not any(online.is_autotuned(timed, problem, inference=False) for problem in gradients(x, conv.weight))
+    assert not any(online._place(timed, problem, False) for problem in gradients(x, conv.weight))
 
 
 def gradients(x: Tensor, w: Tensor) -> list[Problem]:
@@ -320,27 +324,29 @@ def test_one_contender_at_a_time_keeps_what_it_makes_of_a_large_weight(
         preferences.forget_races()
 
 
-def test_who_drops_out_keeps_nothing(timed: Timed) -> None:
+def test_who_drops_out_keeps_nothing(timed: Timed, monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = tensors()
+    trimmed: list[bool] = []
+    monkeypatch.setattr(online, "trim_memory", lambda: trimmed.append(True))
     timed.seconds = lambda name: 1.0 if name.endswith(aten.NAME) else 9.0
     call(x, w)
     (race,) = online._races.values()
     while len(race._standings.running) > 1:
         call(x, w)
         assert {name for _, name in race._runs} <= set(race._standings.running)
-        assert timed.given_back == race.ended
+        assert len(trimmed) == race.ended
 
 
 def test_a_matrix_that_is_written_as_a_convolution_is_not_raced(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = tensors()
     backend, problem = CpuBackend(), problem_of(x, w)
-    assert len(backend.trials(problem)) > 1
-    monkeypatch.setattr("polyconv.cpu.backend.LARGEST_TIMED_WEIGHT", w.numel() - 1)
-    assert backend.trials(problem) == (backend.plan(problem).name,)
+    assert len(backend.plan(problem).trials()) > 1
+    monkeypatch.setattr("polyconv.cpu.planner.LARGEST_TIMED_WEIGHT", w.numel() - 1)
+    assert backend.plan(problem).trials() == (preferences.plan(backend, problem).name,)
 
 
 def test_memory_is_given_back() -> None:
-    CpuBackend().trim_memory()
+    online.trim_memory()
 
 
 def test_a_new_weight_in_every_call_ends_the_race(timed: Timed) -> None:
@@ -349,7 +355,7 @@ def test_a_new_weight_in_every_call_ends_the_race(timed: Timed) -> None:
     for turn in range(3 * online.LONGEST):
         weights[turn % 2] = torch.randn(W)
         call(x, weights[turn % 2])
-    assert not online.is_autotuned(timed, problem_of(x, weights[0]), inference=True)
+    assert not online._place(timed, problem_of(x, weights[0]), True)
 
 
 @pytest.mark.parametrize("how", ["deterministic algorithms", "cudnn"])
@@ -421,7 +427,7 @@ def test_it_pauses_for(timed: Timed, case: str) -> None:
 def test_what_was_measured_is_not_raced(timed: Timed, tmp_path: Path) -> None:
     x, w = tensors()
     key = problem_key(problem_of(x, w), kept_weights=True)
-    name = timed.trials(problem_of(x, w))[-1]
+    name = timed.plan(problem_of(x, w)).trials()[-1]
     tuning_file.update(
         tmp_path / "t.json", tuning_file.Tuning.of(timed.environment(), {key: tuning_file.Entry(name, {}, 1.0)})
     )
@@ -442,7 +448,7 @@ def test_what_has_no_choice_is_not_raced(timed: Timed, dtype: torch.dtype) -> No
 
 def test_who_fails_is_out(timed: Timed) -> None:
     x, w = tensors()
-    names = timed.trials(problem_of(x, w), inference=True)
+    names = timed.plan(problem_of(x, w), inference=True).trials()
 
     def seconds(name: str) -> float:
         if name == names[0]:
@@ -453,7 +459,7 @@ def test_who_fails_is_out(timed: Timed) -> None:
     with pytest.warns(RuntimeWarning, match="autotuning of .* goes on without .*out of memory"):
         results = call_until_decided(x, w)
     assert all(torch.allclose(y, F.conv2d(x, w, padding=1), rtol=1e-4, atol=1e-4) for y in results)
-    assert timed.plan(problem_of(x, w), inference=True).choice != names[0]
+    assert preferences.plan(timed, problem_of(x, w), inference=True).choice != names[0]
 
 
 def test_threads_race_together(timed: Timed) -> None:
@@ -473,7 +479,7 @@ def test_threads_race_together(timed: Timed) -> None:
     assert not wrong
     (race,) = online._races.values()
     assert race.ended
-    assert timed.plan(problem_of(x, w), inference=True).choice.endswith(aten.NAME)
+    assert preferences.plan(timed, problem_of(x, w), inference=True).choice.endswith(aten.NAME)
 
 
 # ---- the switch
@@ -494,12 +500,12 @@ def test_the_switch() -> None:
 
 def test_what_was_raced_holds_after_the_block(timed: Timed) -> None:
     x, w = tensors()
-    wanted = timed.trials(problem_of(x, w), inference=True)[-1]
+    wanted = timed.plan(problem_of(x, w), inference=True).trials()[-1]
     timed.seconds = lambda name: 0.5 if name == wanted else 1.0
     call_until_decided(x, w)
     with polyconv.benchmark(False):
         call(x, w)
-        assert timed.plan(problem_of(x, w), inference=True).choice == wanted
+        assert preferences.plan(timed, problem_of(x, w), inference=True).choice == wanted
 
 
 # ---- other processes
@@ -514,10 +520,11 @@ with torch.no_grad():
     for _ in range(5):
         polyconv.conv2d(x, w, padding=1)
 print(online.turns())
+from polyconv.autotune import preferences
 from polyconv.backend import backend_for
 from polyconv.problem import Problem
 problem = Problem.make("fprop", x.shape, w.shape, padding=(1, 1, 1, 1))
-print(backend_for(x.device).plan(problem, inference=True).explain())
+print(preferences.plan(backend_for(x.device), problem, inference=True).explain())
 """
 
 
@@ -533,7 +540,7 @@ def test_a_later_process_follows_what_was_saved(tmp_path: Path) -> None:
     found = tuning_file.load(path).find(problem_key(problem_of(x, w), kept_weights=True), backend.environment())
     assert found is not None
     assert found.torch_seconds is not None
-    assert len(found.seconds) == len(backend.trials(problem_of(x, w), inference=True))
+    assert len(found.seconds) == len(backend.plan(problem_of(x, w), inference=True).trials())
     said = python(LATER, POLYCONV_TUNING_FILE=str(path), XDG_CACHE_HOME=str(tmp_path))
     turns, _, explained = said.partition("\n")
     assert turns == "0", "it is settled"
@@ -549,14 +556,17 @@ def worker(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     try:
         x, w = tensors()
-        names = backend.trials(problem_of(x, w), inference=True)
+        names = backend.plan(problem_of(x, w), inference=True).trials()
         backend.seconds = lambda name: 0.5 if name == names[rank] else 1.0
         with warnings.catch_warnings(), the_backend.override("cpu", backend), polyconv.benchmark():
             warnings.simplefilter("error")
             call_until_decided(x, w)
             (race,) = online._races.values()
             assert race.entry is not None
-            report = {"own": race.entry.choice, "runs": backend.plan(problem_of(x, w), inference=True).choice}
+            report = {
+                "own": race.entry.choice,
+                "runs": preferences.plan(backend, problem_of(x, w), inference=True).choice,
+            }
         Path(folder, f"report{rank}.json").write_text(json.dumps(report))
         dist.barrier()
     finally:

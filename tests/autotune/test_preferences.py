@@ -10,6 +10,7 @@ from polyconv.cpu import native
 from polyconv.cpu.device import CpuDevice
 from polyconv.cpu.planner import plan_cpu
 from polyconv.cuda.planner import DEVICES, plan_cuda
+from polyconv.lowering.lower import lowered
 from polyconv.measure.workloads import find
 from polyconv.problem import PaddingMode, Pass, Problem
 from polyconv.selection import Preference, by_cost
@@ -94,9 +95,10 @@ def test_what_cannot_run_says_why() -> None:
     assert plan.preference == f"not {refused.name}, although {TUNED}: {refused.rejected}"
 
 
-def test_a_cropped_problem_passes_the_preference_on() -> None:
+def test_a_border_of_a_cropped_image_has_preferences() -> None:
     problem = Problem.make(
         "fprop", (1, 8, 32, 32), (8, 8, 3, 3), padding=(-1, 2, 1, 1), padding_mode=PaddingMode.REFLECT
     )
+    (problem,) = lowered(problem, "cuda")
     name = [c.name for c in plan_cuda(problem, V100).candidates if c.cost is not None][-1]
     assert plan_cuda(problem, V100, prefer=Preference(name)).choice == name

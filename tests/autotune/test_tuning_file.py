@@ -17,9 +17,10 @@ import polyconv
 from polyconv import settings
 from polyconv.autotune import preferences, tuning_file, tuning_lookup
 from polyconv.autotune.tuning_file import Entry, Tuning, TuningError
-from polyconv.backend import backend_for
+from polyconv.backend import backend_for, candidate_names
 from polyconv.cpu import native
 from polyconv.cpu.backend import CpuBackend
+from polyconv.model.explain import explain_plans
 from polyconv.problem import Pass, Problem, channels_last_strides
 from polyconv.runtime import state_version
 from polyconv.tuning_key import Environment, problem_key
@@ -237,7 +238,7 @@ def backend() -> CpuBackend:
 
 def another(backend: CpuBackend, problem: Problem = PROBLEM) -> str:
     """A candidate other than the cost model's choice."""
-    names = backend.candidates(problem)[1:]
+    names = candidate_names(backend, problem)[1:]
     return next((name for name in names if "ATen" not in name), names[0])  # a volume has two candidates
 
 
@@ -247,24 +248,24 @@ def test_the_cpu_backend_runs_what_the_file_says(tmp_path: Path, backend: CpuBac
     x, w = torch.randn(problem.x_shape), torch.randn(problem.w_shape, requires_grad=True)
     ours, theirs = (getattr(where, f"conv{problem.rank}d") for where in (polyconv, torch.nn.functional))
     asked = problem.as_2d()
-    plain = backend.plan(asked)
+    plain = preferences.plan(backend, asked)
     path, name = tmp_path / "t.json", another(backend, asked)
     tuning_file.update(path, Tuning.of(backend.environment(), {problem_key(asked): entry(name)}))
     with settings.use(tuning_file=(path,)):
-        assert backend.plan(asked).choice == name != plain.choice
-        assert f"chosen by the tuning file {path}" in backend.explain(asked)
+        assert preferences.plan(backend, asked).choice == name != plain.choice
+        assert f"chosen by the tuning file {path}" in explain_plans(backend, asked)
         assert "chosen by the tuning file" in str(polyconv.explain(ours, x, w, padding=1))
         y = ours(x, w, padding=1)
-    assert backend.plan(asked) == plain
+    assert preferences.plan(backend, asked) == plain
     torch.testing.assert_close(y, theirs(x, w, padding=1), rtol=1e-4, atol=1e-3)
 
 
 def test_a_file_for_another_number_of_threads_is_not_for_us(tmp_path: Path, backend: CpuBackend) -> None:
     path, here = tmp_path / "t.json", backend.environment()
     tuning_file.update(path, Tuning.of(replace(here, threads=here.threads + 1), {KEY: entry(another(backend))}))
-    plain = backend.plan(PROBLEM)
+    plain = preferences.plan(backend, PROBLEM)
     with settings.use(tuning_file=(path,)):
-        assert backend.plan(PROBLEM) == plain
+        assert preferences.plan(backend, PROBLEM) == plain
 
 
 def test_a_call_does_not_look_the_problem_up_again(backend: CpuBackend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,58 +278,58 @@ def test_a_call_does_not_look_the_problem_up_again(backend: CpuBackend, monkeypa
 
 
 def test_a_file_that_was_written_is_read_when_it_is_named_again(backend: CpuBackend, tmp_path: Path) -> None:
-    plain, path = backend.plan(PROBLEM), tmp_path / "t.json"
+    plain, path = preferences.plan(backend, PROBLEM), tmp_path / "t.json"
     for name in (another(backend), plain.choice):
         path.unlink(missing_ok=True)
         tuning_file.update(path, Tuning.of(backend.environment(), {KEY: entry(name)}))
         with settings.use(tuning_file=(path,)):
-            assert backend.plan(PROBLEM).choice == name
-            assert "chosen by the tuning file" in backend.explain(PROBLEM)
+            assert preferences.plan(backend, PROBLEM).choice == name
+            assert "chosen by the tuning file" in explain_plans(backend, PROBLEM)
 
 
 def test_remembered_and_forced_choices(backend: CpuBackend) -> None:
-    plain, name = backend.plan(PROBLEM), another(backend)
+    plain, name = preferences.plan(backend, PROBLEM), another(backend)
     measured = preferences.remember(backend.environment(), {KEY: name})
     try:
-        assert backend.plan(PROBLEM).choice == name
-        assert "measured in this process" in backend.explain(PROBLEM)
+        assert preferences.plan(backend, PROBLEM).choice == name
+        assert "measured in this process" in explain_plans(backend, PROBLEM)
         with preferences.Forced({KEY: plain.choice}):
-            assert backend.plan(PROBLEM).choice == plain.choice
-        assert backend.plan(PROBLEM).choice == name
+            assert preferences.plan(backend, PROBLEM).choice == plain.choice
+        assert preferences.plan(backend, PROBLEM).choice == name
     finally:
         preferences.forget(measured)
-    assert backend.plan(PROBLEM) == plain
+    assert preferences.plan(backend, PROBLEM) == plain
 
 
 def test_forced_choices_of_several_threads_end_in_any_order(backend: CpuBackend) -> None:
-    plain, name, before = backend.plan(PROBLEM), another(backend), state_version.current()
+    plain, name, before = preferences.plan(backend, PROBLEM), another(backend), state_version.current()
     one, other = preferences.Forced({KEY: name}), preferences.Forced({KEY: plain.choice})
     for block in (one, other, one):
         block.__enter__()
-    assert backend.plan(PROBLEM).choice == name
+    assert preferences.plan(backend, PROBLEM).choice == name
     one.__exit__()
-    assert backend.plan(PROBLEM).choice == plain.choice
+    assert preferences.plan(backend, PROBLEM).choice == plain.choice
     one.__exit__()
-    assert backend.plan(PROBLEM).choice == plain.choice
+    assert preferences.plan(backend, PROBLEM).choice == plain.choice
     other.__exit__()
     assert state_version.current() == before
-    assert backend.plan(PROBLEM) == plain
+    assert preferences.plan(backend, PROBLEM) == plain
 
 
 def test_what_was_measured_elsewhere_or_later_does_not_stand_in_the_way(backend: CpuBackend) -> None:
     """One problem has the same key on all devices and in all models."""
-    plain, name = backend.plan(PROBLEM), another(backend)
+    plain, name = preferences.plan(backend, PROBLEM), another(backend)
     first = preferences.remember(backend.environment(), {KEY: name})
     elsewhere = preferences.remember(Environment.of_cuda("A GPU", "sm_70", "12.9", "12.9"), {KEY: "a CUDA kernel"})
     later = preferences.remember(backend.environment(), {KEY: plain.choice})
     try:
-        assert backend.plan(PROBLEM).choice == plain.choice
+        assert preferences.plan(backend, PROBLEM).choice == plain.choice
         preferences.forget(later)
-        assert backend.plan(PROBLEM).choice == name
+        assert preferences.plan(backend, PROBLEM).choice == name
     finally:
         for measured in (first, elsewhere, later):
             preferences.forget(measured)
-    assert backend.plan(PROBLEM) == plain
+    assert preferences.plan(backend, PROBLEM) == plain
 
 
 def test_the_cuda_backend_runs_what_the_file_says(tmp_path: Path) -> None:
@@ -338,12 +339,12 @@ def test_the_cuda_backend_runs_what_the_file_says(tmp_path: Path) -> None:
 def _cuda_listens(path: Path) -> None:
     with VirtualGpu(record_only) as gpu:
         backend = gpu.backend()
-        plain, name = backend.prepare(PROBLEM).plan, backend.candidates(PROBLEM)[1]
+        plain, name = backend.prepare(preferences.plan(backend, PROBLEM)).plan, candidate_names(backend, PROBLEM)[1]
         here = backend.environment()
         assert (here.device, here.arch) == ("cuda", "sm_70")
         assert all(here.as_json().get(fact) for fact in ("name", "driver", "cuda", "torch", "polyconv"))
         tuning_file.update(path, Tuning.of(here, {KEY: entry(name)}))
         with settings.use(tuning_file=(path,)):
-            assert backend.prepare(PROBLEM).plan.choice == name != plain.choice
-            assert "chosen by the tuning file" in backend.explain(PROBLEM)
-        assert backend.prepare(PROBLEM).plan == plain
+            assert backend.prepare(preferences.plan(backend, PROBLEM)).plan.choice == name != plain.choice
+            assert "chosen by the tuning file" in explain_plans(backend, PROBLEM)
+        assert backend.prepare(preferences.plan(backend, PROBLEM)).plan == plain

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from polyconv import settings
-from polyconv.autotune import tuning_file, tuning_lookup
+from polyconv.autotune import preferences, tuning_file, tuning_lookup
 from polyconv.autotune.preferences import Decision
 from polyconv.autotune.tuning_file import Entry, Tuning
 from polyconv.backend import backend_for
@@ -19,6 +19,7 @@ from polyconv.cpu import native
 from polyconv.measure import candidate_timing
 from polyconv.measure.batch_limits import with_batch
 from polyconv.measure.workloads import find
+from polyconv.model.explain import explain_plans
 from polyconv.problem import Pass
 from polyconv.tuning_key import Environment, problem_key
 
@@ -47,8 +48,8 @@ def test_measures_writes_and_is_found(tmp_path: Path, capsys: pytest.CaptureFixt
     problem = with_batch(workload, 1).problem("dgrad")
     assert problem_key(problem) == rows[2]["problem"]
     with settings.use(tuning_file=(path,)):
-        assert backend.plan(problem).choice == rows[2]["choice"]
-        assert "chosen by the tuning file" in backend.explain(problem)
+        assert preferences.plan(backend, problem).choice == rows[2]["choice"]
+        assert "chosen by the tuning file" in explain_plans(backend, problem)
         assert workload.problem("dgrad") == problem
         assert main(["plan", NAME, "--device", "cpu", "--pass", "dgrad"]) == 0
         assert "chosen by the tuning file" in capsys.readouterr().out

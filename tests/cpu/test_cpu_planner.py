@@ -106,8 +106,11 @@ def test_narrower_vectors_cost_more() -> None:
     assert narrow.chosen.cycles > 2 * wide.chosen.cycles
 
 
-def test_this_machine() -> None:
-    device = this_machine("avx2")
+@pytest.mark.parametrize("has_affinity", [True, False])
+def test_this_machine(has_affinity: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_affinity:
+        monkeypatch.delattr("os.sched_getaffinity", raising=False)
+    device = this_machine.__wrapped__("avx2")
     assert device.lanes == 8
     assert device.cores >= 1
     assert 2**14 <= device.l1_bytes <= device.l2_bytes

@@ -14,6 +14,7 @@ import polyconv
 from every_candidate import Layer, Trial
 from nightly import sampled
 from polyconv.algebra.segments import AxisScheme, Scheme2d, schemes
+from polyconv.autotune import preferences
 from polyconv.backend import backend_for
 from polyconv.cpu.backend import CpuBackend
 from polyconv.cpu.engines import channel_lanes, tile_lanes
@@ -188,9 +189,9 @@ def test_a_known_weight_stays_within_the_tolerance(kernel: tuple[int, int], name
     with torch.inference_mode():
         assert error_of(conv, x) <= DEFAULT_TOLERANCE
     problem = replace(Problem.make("fprop", tuple(x.shape), tuple(conv.weight.shape)), frozen=frozen)
-    usual = cpu().plan(problem, inference=True)
+    usual = preferences.plan(cpu(), problem, inference=True)
     assert usual.keeps_weights
-    chosen = cpu().plan(problem, inference=True, w=conv.weight)
+    chosen = preferences.plan(cpu(), problem, inference=True, w=conv.weight)
     for plan in (usual, chosen):
         uneven = known_weights.error_for(problem, plan.ways, conv.weight) if plan.ways else 0.0
         assert (uneven > max(DEFAULT_TOLERANCE, EVEN * plan.predicted_error)) == (plan is usual and chosen is not usual)
@@ -201,8 +202,8 @@ def test_energy_in_the_last_tap_has_another_plan() -> None:
     for kernel in ((5, 5), (5, 9)):
         conv, x = layer_of(kernel, "last tap"), torch.randn(1, 32, 260, 260)
         problem = Problem.make("fprop", tuple(x.shape), tuple(conv.weight.shape))
-        plan = cpu().plan(problem, inference=True)
-        assert cpu().plan(problem, inference=True, w=conv.weight).choice != plan.choice
+        plan = preferences.plan(cpu(), problem, inference=True)
+        assert preferences.plan(cpu(), problem, inference=True, w=conv.weight).choice != plan.choice
         with torch.inference_mode():
             tolerant = polyconv.conv2d(x, conv.weight, tolerance=1.0)
             exact = F.conv2d(x.double(), conv.weight.double())
@@ -259,7 +260,7 @@ def test_one_axis(frozen: bool, measured: list[str]) -> None:
         assert largest((y.double() - exact).abs(), unit) <= DEFAULT_TOLERANCE
         assert torch.equal(conv(x), y)
     assert len(measured) == count
-    plan = cpu().plan(replace(problem.as_2d(), frozen=frozen), inference=True)
+    plan = preferences.plan(cpu(), replace(problem.as_2d(), frozen=frozen), inference=True)
     assert bool(count) == bool(plan.ways and plan.keeps_weights)
 
 
@@ -304,9 +305,9 @@ def test_ordinary_weights_keep_their_plans() -> None:
 def test_energy_in_the_middle_is_no_reason_for_another_plan(name: str) -> None:
     conv = layer_of((3, 3), name)
     problem = Problem.make("fprop", (1, 32, 140, 140), tuple(conv.weight.shape))
-    plan = cpu().plan(problem, inference=True)
+    plan = preferences.plan(cpu(), problem, inference=True)
     assert plan.ways
-    assert cpu().plan(problem, inference=True, w=conv.weight) is plan
+    assert preferences.plan(cpu(), problem, inference=True, w=conv.weight) is plan
 
 
 # ---------------------------------------------------------------------------------------------------- explain
@@ -335,7 +336,7 @@ def test_an_explanation_says_what_runs_for_the_weights() -> None:
     assert "for its weights as they are: predicted error" in said
     assert "runs instead" not in said
     problem = Problem.make("fprop", shape, tuple(uneven.weight.shape))
-    instead = cpu().plan(problem, inference=True, w=uneven.weight)
+    instead = preferences.plan(cpu(), problem, inference=True, w=uneven.weight)
     assert f"where they are kept, {instead.name} runs instead" in about
     on_gpu = str(polyconv.explain(uneven, shape, device="v100").convolutions[0].passes[0])
     assert "for its weights as they are: predicted error" in on_gpu

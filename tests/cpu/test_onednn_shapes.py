@@ -17,7 +17,6 @@ from zlib import crc32
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from nightly import NIGHTLY
@@ -25,6 +24,7 @@ from polyconv import dispatch
 from polyconv.arguments import Geometry
 from polyconv.cpu.planner import plan_cpu
 from polyconv.measure.operands import Operands
+from polyconv.numerics import reference
 from polyconv.numerics.scale import largest, scales
 from polyconv.problem import Pass, Problem
 
@@ -176,33 +176,13 @@ def results(case: Case, operands: Operands) -> Iterator[tuple[str, Pass, Tensor,
     assert bias is not None
     assert dy is not None
     geometry = Geometry(case.stride, case.padding, case.dilation, case.groups)
-    y64, dx64, dw64, db64 = reference(case, x.double(), w.double(), bias.double(), dy.double())
-    yield "y", Pass.FPROP, dispatch.fprop(x, w, bias, *geometry), y64
-    yield "dx", Pass.DGRAD, dispatch.dgrad(dy, w, x.shape, False, *geometry), dx64
+    dw64, db64 = reference.wgrad(geometry, x, dy, w.shape)
+    yield "y", Pass.FPROP, dispatch.fprop(x, w, bias, *geometry), reference.fprop(geometry, x, w, bias)
+    dx = dispatch.dgrad(dy, w, x.shape, False, *geometry)
+    yield "dx", Pass.DGRAD, dx, reference.dgrad(geometry, dy, w, x.shape)
     dw, db = dispatch.wgrad(dy, x, w.shape, False, True, *geometry)
     yield "dw", Pass.WGRAD, dw, dw64
     yield "db", Pass.WGRAD, db, db64
-
-
-def reference(case: Case, x: Tensor, w: Tensor, bias: Tensor, dy: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """PyTorch's convolution and gradients, on a padded (or cropped) copy."""
-    top, bottom, left, right = case.padding
-    padded = F.pad(x, (left, right, top, bottom))
-    y = F.conv2d(padded, w, bias, case.stride, 0, case.dilation, case.groups)
-    dx, dw, db = torch.ops.aten.convolution_backward(
-        dy,
-        padded,
-        w,
-        [w.shape[0]],
-        list(case.stride),
-        [0, 0],
-        list(case.dilation),
-        False,
-        [0, 0],
-        case.groups,
-        [True, True, True],
-    )
-    return y, F.pad(dx, (-left, -right, -top, -bottom)), dw, db
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import commands
 import polyconv
 from nightly import sampled
 from polyconv import settings
-from polyconv.cli import main
+from polyconv.cli import calibrate, main
 from polyconv.cpu import native, planner
 from polyconv.cpu.device import CpuDevice
 from polyconv.cpu.engines import aten
@@ -436,6 +436,11 @@ def test_the_command_writes_a_profile_that_is_used(
     assert [room["problems"] for room in json.loads(capsys.readouterr().out)["rooms"]] == [1, 1]
     with settings.use(profile=path):
         assert "measured here" in str(polyconv.explain(polyconv.Conv2d(16, 16, 1), torch.randn(1, 16, 14, 14)))
+
+
+def test_figures_of_problems_that_only_pytorch_can_run() -> None:
+    found = calibrate._figures([Record(PROBLEM, Spent(1e-3, 1e6), ())])
+    assert found == {"problems": 1, "ahead": 0, "by": 1.0, "scatter": 1.0}
 
 
 def test_the_command_does_not_overwrite_another_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

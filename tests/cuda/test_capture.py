@@ -1,4 +1,4 @@
-"""CUDA graph capture on a stub that enforces the rules: warm calls can be captured, cold ones raise a clear error."""
+"""CUDA graph capture on a fake driver that enforces its rules: warm calls can be captured, cold ones raise an error."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import polyconv
+from polyconv.autotune import preferences
 from polyconv.backend import override
 from polyconv.cuda import CaptureError, DriverError, driver
 from polyconv.cuda.jit.cache import KernelCache
@@ -45,10 +46,10 @@ def convolve(backend: VirtualBackend) -> None:
     backend.run(PROBLEM, {"x": torch.ones(PROBLEM.x_shape), "y": torch.zeros(PROBLEM.y_shape)})
 
 
-# ---- the stub enforces the rules
+# ---- the fake driver enforces the rules
 
 
-def test_the_stub_refuses_to_load_while_a_graph_is_captured() -> None:
+def test_the_driver_refuses_to_load_while_a_graph_is_captured() -> None:
     run_in_virtual_gpu(_load_in_capture)
 
 
@@ -133,7 +134,7 @@ def _prepare_then_capture(folder: Path) -> None:
     stream = new_stream()
     with VirtualGpu() as gpu:
         backend = backend_of(gpu, axpy_spec(function="copy", threads=96), folder, stream)
-        backend.prepare(PROBLEM)
+        backend.prepare(preferences.plan(backend, PROBLEM))
         with captured(stream):
             convolve(backend)
         assert len(gpu.launches) == 1
@@ -162,7 +163,7 @@ def _first_use_in_capture(folder: Path) -> None:
         # Another shape on loaded kernels needs no forbidden call.
         other = Problem.make("fprop", (1, 1, 1, 1001), (1, 1, 1, 1))
         with captured(stream):
-            backend.prepare(other)
+            backend.prepare(preferences.plan(backend, other))
 
 
 def test_a_first_use_beside_a_capture_does_not_spoil_it(tmp_path: Path) -> None:

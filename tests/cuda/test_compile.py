@@ -11,8 +11,9 @@ import pytest
 
 import polyconv.cuda.jit.compile as compile_module
 from polyconv.cuda import CompileError
-from polyconv.cuda.jit.compile import compile_kernel, compiler_id, flags, in_threads, kernels_dir
+from polyconv.cuda.jit.compile import compile_kernel, compiler_id, flags, in_threads
 from polyconv.cuda.jit.cubin import kernel_info
+from polyconv.cuda.planner import kernel_params
 from virtual_gpu.example import KERNELS, axpy_spec
 
 ARCHS = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
@@ -133,7 +134,7 @@ def test_a_compiler_without_a_build_is_known_by_its_release(
 
 
 def test_device_headers_include_neither_torch_nor_std() -> None:
-    for header in kernels_dir().glob("*.cuh"):
+    for header in kernel_params.KERNELS.rglob("*.cuh"):
         for line in header.read_text().splitlines():
             if line.lstrip().startswith("#include"):
                 assert '"' in line, f"{header.name}: {line}: only headers of kernels/ may be included"

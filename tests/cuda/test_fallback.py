@@ -13,6 +13,7 @@ import torch
 
 import polyconv
 from polyconv import settings
+from polyconv.autotune import preferences
 from polyconv.backend import override
 from polyconv.cuda import ContextLostError, LaunchError, RefusedKernelError
 from polyconv.cuda.jit.cache import KernelCache
@@ -91,7 +92,7 @@ def _goes_on(function: str, code: int) -> None:
         assert given_up not in again
         assert ran[-len(again) :] == again
         problem = Problem.make("fprop", X, W, padding=(1, 1, 1, 1))
-        assert f"{given_up} cannot be used on this device" in backend.plan(problem).explain(verbose=True)
+        assert f"{given_up} cannot be used on this device" in preferences.plan(backend, problem).explain(verbose=True)
 
 
 def test_a_call_that_ran_before_is_prepared_again() -> None:

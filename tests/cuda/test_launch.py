@@ -26,6 +26,7 @@ from polyconv.cuda.planner import plan_cuda
 from polyconv.cuda.planner.plan import KernelSpec, Launch, Plan, PointerSlot
 from polyconv.dispatch import problem_of
 from polyconv.model import aot
+from polyconv.model.explain import explain_plans
 from polyconv.problem import Pass, Problem
 from polyconv.tools.doctor import environment
 from virtual_gpu import run_in_virtual_gpu
@@ -66,6 +67,7 @@ def test_grid_block_shared_stream_and_bytes_arrive() -> None:
     assert seen.name == "axpy_128"
     assert (seen.grid, seen.block) == ((8, 1, 1), (THREADS, 1, 1))
     assert seen.dynamic_shared == 512
+    assert seen.cubin == cubin(axpy_spec())  # the driver has found its end
     assert (seen.stream, seen.device) == (stream, 0)
     assert struct.unpack("<QQqfi", seen.params) == (0x1000, 0x2000, 1000, 2.5, 128)
 
@@ -103,7 +105,7 @@ def _many_threads() -> None:
 
 
 def test_each_device_gets_its_own_launches_and_the_context_is_put_back() -> None:
-    run_in_virtual_gpu(_two_devices, environment={"VIRTUAL_GPU_DEVICES": "2"})
+    run_in_virtual_gpu(_two_devices, environment={"FAKE_CUDA_DEVICES": "v100,v100"})
 
 
 def _two_devices() -> None:
@@ -275,7 +277,7 @@ def _run_backend(folder: Path) -> None:
         assert {seen.stream for seen in gpu.launches} == {stream}
         assert y.isnan().all()
         assert gpu.synchronisations == 0
-        assert "axpy" in backend.explain(PROBLEM)
+        assert "axpy" in explain_plans(backend, PROBLEM)
 
 
 def test_an_error_in_the_emulator_reaches_the_test(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def _many_threads(by_python: bool) -> None:
 
 @pytest.mark.parametrize("by_python", WAYS)
 def test_the_context_is_made_current_and_put_back(by_python: bool) -> None:
-    run_in_virtual_gpu(_two_devices, by_python, environment={"VIRTUAL_GPU_DEVICES": "2"})
+    run_in_virtual_gpu(_two_devices, by_python, environment={"FAKE_CUDA_DEVICES": "v100,v100"})
 
 
 def _two_devices(by_python: bool) -> None:

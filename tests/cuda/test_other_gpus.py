@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from nightly import sampled
+from polyconv.autotune import preferences
 from polyconv.cuda import driver
 from polyconv.cuda.device import describe
 from polyconv.cuda.jit.compile import compile_kernel, ptx_arch, supported_archs
@@ -25,7 +26,7 @@ FIRST_3X3 = ((32, 64, 56, 56), (64, 64, 3, 3))
 
 
 def on(model: str) -> dict[str, str]:
-    return {"VIRTUAL_GPU_MODEL": model, "POLYCONV_TUNING_FILE": "off"}
+    return {"FAKE_CUDA_DEVICES": model, "POLYCONV_TUNING_FILE": "off"}
 
 
 @pytest.mark.parametrize("name", sampled(DEVICES, 5, "processes of their own"))
@@ -52,7 +53,7 @@ def _launch_first_3x3(kind: Pass) -> None:
     problem = Problem.make(kind, x, w, padding=(1, 1, 1, 1))
     with VirtualGpu(record_only) as gpu:
         backend = gpu.backend()
-        prepared = backend.prepare(problem)
+        prepared = backend.prepare(preferences.plan(backend, problem))
         with backend.device.activate():
             for launch, planned in zip(prepared.launches, prepared.plan.launches, strict=True):
                 launch({name: (i + 1) << 40 for i, name in enumerate(("x", "w", "y", "dw", "workspace"))}, 0)
@@ -71,7 +72,7 @@ def _short_of_blocks() -> tuple[Plan, dict[str, int]]:
     problem = Problem.make(Pass.FPROP, (8, 128, 56, 56), (128, 128, 3, 3), padding=(1, 1, 1, 1), tolerance=0.0)
     with VirtualGpu(record_only) as gpu:
         backend = gpu.backend()
-        before = backend.plan(problem)
+        before = preferences.plan(backend, problem)
         short = before.launches[-1].kernel
         says = driver.Kernel.blocks_per_sm
 
@@ -79,7 +80,7 @@ def _short_of_blocks() -> tuple[Plan, dict[str, int]]:
             return 1 if kernel.spec == short else says(kernel, dynamic_shared)
 
         driver.Kernel.blocks_per_sm = blocks_per_sm  # type: ignore[method-assign]
-        after = backend.prepare(problem).plan
+        after = backend.prepare(preferences.plan(backend, problem)).plan
         assert after == plan_cuda(problem, backend.description)
         return before, backend.description.read
 
@@ -95,7 +96,9 @@ def _serve_by_ptx() -> None:
         backend = gpu.backend()
         assert backend.description.arch == "sm_190"
         backend.run(problem, {"x": x, "w": w, "y": y})
-        assert [launch.name for launch in gpu.launches] == [k.symbol for k in backend.plan(problem).kernels]
+        assert [launch.name for launch in gpu.launches] == [
+            k.symbol for k in preferences.plan(backend, problem).kernels
+        ]
 
 
 def test_ptx_is_that_of_the_newest_architecture_before() -> None:

@@ -9,9 +9,10 @@ from torch import Tensor
 import polyconv
 from geometries import CASES, Case
 from polyconv.arguments import Geometry
-from polyconv.autotune import online
+from polyconv.autotune import online, preferences
 from polyconv.backend import override
 from polyconv.measure.workloads import find
+from polyconv.model.explain import explain_plans
 from polyconv.numerics import reference
 from polyconv.problem import Pass, Problem
 from recording import Calls
@@ -74,7 +75,7 @@ def _race() -> None:
     exact = torch.nn.functional.conv2d(x.double(), w.double())
     problem = Problem.make("fprop", x.shape, w.shape)
     with VirtualGpu() as gpu, override("cpu", gpu.backend()) as backend, polyconv.benchmark(), torch.no_grad():
-        names = backend.trials(problem)
+        names = backend.plan(problem).trials()
         assert len(names) > 1
         before = -1
         while before != online.turns():
@@ -84,8 +85,8 @@ def _race() -> None:
         assert race.entry is not None
         assert race.entry.torch_seconds is None
         assert set(race.entry.seconds) == set(names)
-        assert backend.plan(problem).choice == race.entry.choice
-        assert "chosen by autotuning in this process" in backend.explain(problem)
+        assert preferences.plan(backend, problem).choice == race.entry.choice
+        assert "chosen by autotuning in this process" in explain_plans(backend, problem)
 
 
 @pytest.mark.parametrize("activation", ["relu", "silu"])
@@ -124,7 +125,7 @@ def test_a_v100_accepts_every_launch_of_the_headline_workloads(workload: str, ki
 def _launch_at_full_size(problem: Problem) -> None:
     with VirtualGpu(record_only) as gpu:
         backend = gpu.backend()
-        prepared = backend.prepare(problem)
+        prepared = backend.prepare(preferences.plan(backend, problem))
         addresses = {name: (i + 1) << 40 for i, name in enumerate(("x", "w", "y", "bias", "dw", "db", "workspace"))}
         with backend.device.activate():
             for launch in prepared.launches:

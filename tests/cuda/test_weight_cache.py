@@ -16,6 +16,7 @@ from torch.nn import Parameter
 
 import polyconv
 from moved_weights import MOVES, offloaded_and_loaded_there
+from polyconv.autotune import preferences
 from polyconv.backend import override
 from polyconv.cuda import driver
 from polyconv.cuda.planner import DEVICES, plan_cuda
@@ -259,7 +260,7 @@ def _uneven() -> None:
         assert launched(gpu, conv, x) == usual  # not frozen: reading it would synchronise with the GPU
         polyconv.freeze(conv)
         problem = replace(Problem.make("fprop", tuple(x.shape), tuple(conv.weight.shape)), frozen=True)
-        plan, chosen = backend.plan(problem), backend.plan(problem, w=conv.weight)
+        plan, chosen = preferences.plan(backend, problem), preferences.plan(backend, problem, w=conv.weight)
         assert concentration(problem, plan, conv.weight) * plan.predicted_error > FAST
         assert concentration(problem, chosen, conv.weight) * chosen.predicted_error <= FAST
         first, again = launched(gpu, conv, x), launched(gpu, conv, x)

@@ -19,7 +19,7 @@ from fake_cuda import LaunchRecord, PretendedGpu, execute
 
 from .comparing import is_ours
 
-collect_ignore_glob = [] if "PRETENDED_CUDA_DEVICES" in os.environ else ["*"]
+collect_ignore_glob = [] if "FAKE_CUDA_DEVICES" in os.environ else ["*"]
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 import polyconv
 from fake_cuda import PretendedGpu, counts
 from fresh import run_fresh
+from polyconv.autotune import preferences
 from polyconv.backend import backend_for
 from polyconv.model.explain import problems_of
 from polyconv.problem import Pass
@@ -44,7 +45,7 @@ def test_the_output_and_a_workspace_are_all_that_is_allocated() -> None:
     x, w = torch.randn(2, 8, 24, 40).cuda(), torch.randn(16, 8, 5, 9).cuda()
     arguments = {"padding": (2, 4), "dilation": (2, 3)}
     (problem,) = (found for found in problems_of(polyconv.conv2d, x, w, **arguments) if found.kind is Pass.FPROP)
-    workspace = backend_for(x.device).plan(problem).workspace_bytes
+    workspace = preferences.plan(backend_for(x.device), problem).workspace_bytes
     assert workspace
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

@@ -19,9 +19,7 @@ from polyconv import dispatch, settings
 from polyconv.arguments import Geometry
 from polyconv.backend import override
 from polyconv.dispatch import execute
-from polyconv.dispatch.transforms import autograd
 from polyconv.dispatch.transforms.autocast import autocast_kernel
-from polyconv.dispatch.transforms.widen import widening
 from polyconv.problem import Pass
 from recording import Recorder
 from virtual_gpu import run_in_virtual_gpu
@@ -259,8 +257,8 @@ def test_half_precision_cuda_tensors_are_taken(dtype: torch.dtype) -> None:
 
 
 def cuda_passes() -> dict[str, Callable[..., Any]]:
-    """The operators' GPU implementations, here on CPU tensors."""
-    return {kind.value: widening(kind, getattr(execute, f"run_{kind.value}")) for kind in Pass}
+    """The operators' kernels, here on CPU tensors of a backend named "cuda"."""
+    return {kind.value: getattr(execute, f"run_{kind.value}") for kind in Pass}
 
 
 @pytest.mark.parametrize("dtype", HALF)
@@ -273,7 +271,7 @@ def test_widened_results_are_rounded_once(axes: int, groups: int, last: bool, dt
     ones = (1,) * axes
     geometry = Geometry(stride=ones, padding=2 * ones, dilation=ones, groups=groups, tolerance=1e-4)
     wide = [t.float() for t in (x, w, bias)]
-    recorder, run = Recorder(), cuda_passes()
+    recorder, run = Recorder("cuda"), cuda_passes()
     with override("cpu", recorder):
         y = run["fprop"](x, w, bias, *geometry)
         dy = torch.randn_like(y)
@@ -296,7 +294,7 @@ def test_what_has_kernels_is_not_widened(name: str, dtype: torch.dtype) -> None:
     case = CASES[name]
     x, w, bias = case.tensors(dtype)
     geometry = Geometry(padding=(1, 1, 1, 1), groups=case.kwargs.get("groups", 1), tolerance=1e-4)
-    recorder, run = Recorder(), cuda_passes()
+    recorder, run = Recorder("cuda"), cuda_passes()
     with override("cpu", recorder):
         y = run["fprop"](x, w, bias, *geometry)
         run["dgrad"](y, w, list(x.shape), False, *geometry)
@@ -308,21 +306,10 @@ def test_extreme_geometry_is_widened() -> None:
     """Its gradient is assembled from parts: summed before rounding."""
     x, w = torch.randn(1, 2, 5, 5).half(), torch.randn(3, 2, 2, 2).half()
     geometry = Geometry(padding=(3000, 3000, 3000, 3000), dilation=(3001, 3001), stride=(1500, 1500), tolerance=1e-4)
-    recorder = Recorder()
+    recorder = Recorder("cuda")
     with override("cpu", recorder):
         assert cuda_passes()["fprop"](x, w, None, *geometry).dtype == torch.float16
     assert {problem.dtype for problem in recorder.problems} <= {"float32"}
-
-
-@pytest.mark.parametrize("dtype", HALF)
-def test_gradients_in_half_precision_ask_the_dispatcher(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The dispatcher selects GPU implementations that may widen; the fast path of float32 bypasses them."""
-    x, w = (torch.randn(2, 2, 5, 5, dtype=dtype, requires_grad=True) for _ in range(2))
-    y = polyconv.conv2d(x, w)
-    for name in ("run_dgrad", "run_wgrad"):
-        monkeypatch.setattr(autograd, name, lambda *_: pytest.fail("went around the dispatcher"))
-    y.sum().backward()
-    assert all(tensor.grad is not None for tensor in (x, w))
 
 
 def test_on_the_virtual_gpu() -> None:
@@ -354,8 +341,7 @@ def test_explain_says_what_a_gpu_does() -> None:
     assert "runs direct (implicit_gemm_mma_" in text
     assert "widened" not in text
     text = str(polyconv.explain(depthwise, (8, 32, 64, 64), device="v100"))
-    assert "no kernel takes these in half precision: widened to float32 first" in text
-    assert "the result is rounded to float16 once" in text
+    assert "widened to float32 (no kernel takes it in half precision) and rounded to float16 once" in text
 
 
 @pytest.mark.parametrize("allowed", [False, True])

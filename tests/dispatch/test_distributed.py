@@ -21,7 +21,7 @@ from fresh import PROCESSES
 from polyconv import settings
 from polyconv.autotune import preferences, rank_consensus, tuning_file
 from polyconv.autotune.tuning_file import Entry, Tuning
-from polyconv.backend import backend_for
+from polyconv.backend import backend_for, candidate_names
 from polyconv.cpu import native
 from polyconv.cpu.backend import CpuBackend
 from polyconv.measure.timing import Timing
@@ -67,7 +67,7 @@ def write_tuning(path: Path, rank: int) -> None:
     entries = {}
     for problem in problems():
         for inference in (False, True):
-            names = cpu_backend().candidates(problem, inference=inference)
+            names = candidate_names(cpu_backend(), problem, inference=inference)
             kept = inference and problem.kind is Pass.FPROP
             entries[problem_key(problem, kept_weights=kept)] = Entry(names[rank % len(names)], {}, 1.0)
     tuning_file.update(path, Tuning.of(cpu_backend().environment(), entries))
@@ -97,11 +97,11 @@ def worker(rank: int, world: int, folder: str) -> None:
     torch.set_num_threads(1)
     os.environ["POLYCONV_TUNING_FILE"] = f"{folder}/tuning{rank}.json"
     asked, backend = problems(), cpu_backend()
-    report: dict[str, Any] = {"alone": [backend.plan(problem).choice for problem in asked]}
+    report: dict[str, Any] = {"alone": [preferences.plan(backend, problem).choice for problem in asked]}
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
     try:
-        report["together"] = [backend.plan(problem).choice for problem in asked]
-        report["reasons"] = [backend.plan(problem).reason for problem in asked]
+        report["together"] = [preferences.plan(backend, problem).choice for problem in asked]
+        report["reasons"] = [preferences.plan(backend, problem).reason for problem in asked]
         if rank == 0:  # a problem of this rank only: no waiting
             polyconv.conv2d(torch.randn(1, 8, 31, 33), torch.randn(4, 8, 3, 3))
         dist.barrier()
@@ -114,7 +114,7 @@ def worker(rank: int, world: int, folder: str) -> None:
         dist.barrier()
     finally:
         dist.destroy_process_group()
-    report["afterwards"] = [backend.plan(problem).choice for problem in asked]
+    report["afterwards"] = [preferences.plan(backend, problem).choice for problem in asked]
     Path(folder, f"report{rank}.json").write_text(json.dumps(report))
 
 
@@ -160,13 +160,13 @@ def store(monkeypatch: pytest.MonkeyPatch) -> dist.HashStore:
 
 def plan_again() -> Any:
     with preferences.Forced({}):  # a new state version: no earlier plan is found
-        return cpu_backend().plan(PROBLEM)
+        return preferences.plan(cpu_backend(), PROBLEM)
 
 
 def test_the_first_writes_and_the_others_adopt(store: dist.HashStore) -> None:
     mine = plan_again()
     assert plan_again() == mine
-    other = next(name for name in cpu_backend().candidates(PROBLEM) if name != mine.choice)
+    other = next(name for name in candidate_names(cpu_backend(), PROBLEM) if name != mine.choice)
     measured = preferences.remember(cpu_backend().environment(), {problem_key(PROBLEM): other})
     try:
         adopted = plan_again()
@@ -207,7 +207,7 @@ def test_what_cannot_run_here_is_said_and_the_model_decides(store: dist.HashStor
     rank_consensus.agree("cpu", problem_key(PROBLEM), "F(99,3) on tubes")
     with pytest.warns(RuntimeWarning, match=r"the other ranks run 'F\(99,3\) on tubes'.*cannot run it here"):
         plan = plan_again()
-    assert plan.choice == cpu_backend().candidates(PROBLEM)[0]
+    assert plan.choice == candidate_names(cpu_backend(), PROBLEM)[0]
     assert "not F(99,3) on tubes, although agreed with the other ranks" in plan.reason
 
 
@@ -218,7 +218,7 @@ def test_a_store_that_fails_leaves_each_rank_to_itself(monkeypatch: pytest.Monke
     monkeypatch.setattr(rank_consensus, "ranks", lambda: 2)
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", broken)
     with pytest.warns(RuntimeWarning, match="Broken pipe"):
-        assert plan_again().choice == cpu_backend().candidates(PROBLEM)[0]
+        assert plan_again().choice == candidate_names(cpu_backend(), PROBLEM)[0]
 
 
 def test_a_group_of_one_asks_nobody(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_a_group_of_one_asks_nobody(tmp_path: Path) -> None:
         assert rank_consensus.ranks() == 1
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert cpu_backend().plan(PROBLEM).choice
+            assert preferences.plan(cpu_backend(), PROBLEM).choice
     finally:
         dist.destroy_process_group()
     assert rank_consensus.group() is None

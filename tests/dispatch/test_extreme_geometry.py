@@ -24,13 +24,13 @@ from polyconv.cpu.engines.correlations import correlations
 from polyconv.cuda.planner import DEVICES, plan_cuda
 from polyconv.cuda.planner.implicit_gemm.fprop_dgrad import ImplicitGemmParams
 from polyconv.cuda.planner.kernel_params import AxisPhase, FastDivisor
-from polyconv.dispatch import dense_strides, runs_as
 from polyconv.dispatch.operands import fprop_layout
 from polyconv.lowering import extreme_geometry
 from polyconv.lowering.extreme_geometry import Axis, reduce_axis, reduce_geometry
+from polyconv.lowering.lower import lower, lowered
 from polyconv.measure.workloads import find
 from polyconv.model.explain import problems_of
-from polyconv.problem import PaddingMode, Pass, Problem, output_extent
+from polyconv.problem import PaddingMode, Pass, Problem, dense_strides, output_extent
 from polyconv.selection import PlanError
 from recording import Recorder
 
@@ -219,8 +219,7 @@ def test_extreme_geometry_is_computed_by_its_definition(case: Case) -> None:
 @given(cases())
 def test_a_gpu_is_asked_for_ordinary_numbers_only(case: Case) -> None:
     for kind in Pass:
-        runs = runs_as(case.problem(kind))
-        if runs is not None:
+        for runs in lowered(case.problem(kind), "cuda"):
             assert max(*runs.stride, *runs.dilation, *map(abs, runs.padding)) <= 1024
             plan_cuda(runs, DEVICES["v100"])
 
@@ -297,8 +296,8 @@ def test_an_input_gradient_of_long_strides_is_planned_at_once() -> None:
     (found,) = torch.autograd.grad(polyconv.conv2d(x, w, stride=499), x, upstream.float())
     torch.testing.assert_close(found, torch.autograd.grad(expected, x, upstream)[0], rtol=0, atol=1e-4)
     for kernel in (3, 499):
-        runs = runs_as(Problem.make(Pass.DGRAD, (1, 2, 1000, 1000), (3, 2, kernel, kernel), stride=(499, 499)))
-        assert runs is not None
+        problem = Problem.make(Pass.DGRAD, (1, 2, 1000, 1000), (3, 2, kernel, kernel), stride=(499, 499))
+        (runs,) = lowered(problem, "cuda")
         assert len(plan_cuda(runs, DEVICES["v100"]).launches) < 10
     patches = Problem.make(Pass.DGRAD, (1, 3, 224, 224), (64, 3, 16, 16), stride=(16, 16))
     rejected = {candidate.name: candidate.rejected for candidate in plan_cuda(patches, DEVICES["v100"]).candidates}
@@ -496,7 +495,7 @@ def test_ordinary_layers_stay_what_they_are() -> None:
     for workload in find("all"):
         for kind in Pass:
             problem = workload.problem(kind)
-            assert runs_as(problem) is problem
+            assert lower(problem, "cpu") is None or problem.rank == 1
     # Dilated past the image, as in DeepLab; one output of a stride past it; a kernel longer than the image.
     for size, kernel, geometry in (
         ((33, 33), (3, 3), Geometry(padding=(36, 36, 36, 36), dilation=(36, 36))),

@@ -18,12 +18,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import polyconv
 from entered import entered
-from polyconv import functional, settings
+from polyconv import settings
 from polyconv.backend import backend_for, override
 from polyconv.cpu import native
 from polyconv.cpu.backend import CpuBackend
-from polyconv.dispatch import fastpath
+from polyconv.dispatch import fastpath, operator_path
 from polyconv.dispatch import prepare as dispatch_prepare
+from polyconv.dispatch.op import CONV2D
+from polyconv.dispatch.operator_path import call as by_operator
 from recording import Recorder
 
 native_only = pytest.mark.skipif(not native.is_available(), reason="PyTorch's kernels keep no weights")
@@ -33,15 +35,20 @@ native_only = pytest.mark.skipif(not native.is_available(), reason="PyTorch's ke
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """Records for each convolution whether it took the fast path."""
     taken: list[bool] = []
-    original = fastpath.convolve
+    find, operator = fastpath._find, operator_path.call
 
-    def watch(*args: Any) -> Tensor | None:
-        y = original(*args)
-        taken.append(y is not None)
-        return y
+    def found(*args: Any) -> fastpath.GuardedCall | None:
+        call = find(*args)
+        taken.extend([True] if call is not None else [])
+        return call
+
+    def declined(*args: Any) -> Tensor:
+        taken.append(False)
+        return operator(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(functional.fastpath, "convolve", watch)
+        patch.setattr(fastpath, "_find", found)
+        patch.setattr(operator_path, "call", declined)
         yield taken
 
 
@@ -77,7 +84,7 @@ def test_gradients_are_the_operators_own(monkeypatch: pytest.MonkeyPatch) -> Non
         grads = torch.autograd.grad(short.square().sum(), leaves)
         again = torch.autograd.grad(polyconv.conv2d(*leaves, stride=2).square().sum(), leaves, create_graph=True)
     assert taken == [True, True]
-    long = functional.by_operator(2, *leaves, 2, 0, 1, 1, "zeros", None)
+    long = by_operator(CONV2D, *leaves, (2, 0, 1, 1, "zeros"), None)
     assert torch.equal(short, long)
     for ours, others, recorded in zip(grads, torch.autograd.grad(long.square().sum(), leaves), again, strict=True):
         assert torch.equal(ours, others)
@@ -97,7 +104,7 @@ def test_taken_with_an_epilogue(
     with counted(monkeypatch) as taken, PLAIN[mode]():
         for _ in range(3):
             y = polyconv.conv2d(x, w, activation=activation, residual=residual)
-        long = functional.by_operator(2, x, w, None, 1, 0, 1, 1, "zeros", None, activation, residual)
+        long = by_operator(CONV2D, x, w, None, (1, 0, 1, 1, "zeros"), None, activation, residual)
     assert len(taken) >= 3
     assert all(taken)
     assert y.requires_grad == (trained and mode == "grad mode")
@@ -113,7 +120,7 @@ def test_gradients_through_an_epilogue_are_the_operators_own(activation: str | N
 
     for create_graph in (False, True):
         short = polyconv.conv2d(x, w, given[2], stride=2, activation=activation, residual=given[3])
-        long = functional.by_operator(2, x, w, given[2], 2, 0, 1, 1, "zeros", None, activation, given[3])
+        long = by_operator(CONV2D, x, w, given[2], (2, 0, 1, 1, "zeros"), None, activation, given[3])
         assert torch.equal(short, long)
         gradients = [torch.autograd.grad(y.square().sum(), leaves, create_graph=create_graph) for y in (short, long)]
         for ours, theirs in zip(*gradients, strict=True):
@@ -294,9 +301,9 @@ def test_what_was_prepared_amid_a_change_is_not_remembered() -> None:
     x, w = tensors()
 
     class Changing(Recorder):
-        def prepare(self, problem: Any, *, inference: bool = False) -> Any:
+        def prepare(self, plan: Any, *, trial: bool = False) -> Any:
             polyconv.set_tolerance(0.5)
-            return super().prepare(problem, inference=inference)
+            return super().prepare(plan, trial=trial)
 
     with override("cpu", Changing()), settings.use(tolerance=0.25):
         before = set(dispatch_prepare.known)

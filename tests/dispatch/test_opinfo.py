@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch.testing._internal.common_methods_invocations import op_db
 
 import polyconv
-from polyconv.functional import FUNCTIONS
+from polyconv.dispatch.op import PUBLIC
 
-NAMES = [kind.name for kind in FUNCTIONS]
+NAMES = [op.name for op in PUBLIC]
 OPINFOS = {op.name.rpartition(".")[2]: op for op in op_db if op.name.rpartition(".")[2] in NAMES}
 SAMPLES = [
     pytest.param(name, sample, id=f"{name}-{i}")

@@ -187,10 +187,10 @@ def test_a_wrong_gradient_size_is_refused() -> None:
         dispatch.wgrad(torch.randn(1, 3, 4, 4), torch.randn(1, 2, 5, 5), [3, 2, 3, 3], False, True, *geometry)
 
 
-def test_the_operator_names_what_it_does_not_take() -> None:
-    geometry = Geometry(padding=(-1, 0, 0, 0), padding_mode="reflect")
-    with pytest.raises(RuntimeError, match=r"polyconv\.conv2d takes it with every mode"):
-        dispatch.fprop(torch.randn(1, 2, 5, 5), torch.randn(3, 2, 3, 3), None, *geometry)
+def test_the_operator_takes_a_border_of_a_cropped_image() -> None:
+    x, w = torch.randn(1, 2, 5, 5), torch.randn(3, 2, 3, 3)
+    y = dispatch.fprop(x, w, None, *Geometry(padding=(-1, 2, 0, 0), padding_mode="reflect"))
+    torch.testing.assert_close(y, F.conv2d(F.pad(x[:, :, 1:], (0, 0, 0, 2), mode="reflect"), w), rtol=0, atol=1e-4)
 
 
 def test_override_is_undone() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import polyconv
 from entered import entered
 from polyconv.autotune import preferences
-from polyconv.backend import backend_for
+from polyconv.backend import backend_for, candidate_names
 from polyconv.cpu.engines import aten
 from polyconv.dispatch import prepare
 from polyconv.model.explain import problems_of
@@ -30,7 +30,7 @@ def forced(target: Callable[..., Any], *inputs: Any, only: tuple[Pass, ...] = tu
     backend, found = backend_for(torch.device("cpu")), {}
     for problem in problems_of(target, *inputs):
         for kept in (False, True):
-            names = backend.candidates(problem, inference=kept)
+            names = candidate_names(backend, problem, inference=kept)
             wanted = [name for name in names if name.endswith(aten.NAME) == (problem.kind in only)]
             if wanted:
                 found[problem_key(problem, kept_weights=kept)] = wanted[0]
@@ -142,10 +142,10 @@ def test_gradients_that_are_left_to_torch_are_one_call() -> None:
     with forced(conv, x, only=(Pass.DGRAD, Pass.WGRAD)):
         y = conv(x)
         torch.autograd.grad(y, [x, *conv.parameters()], torch.ones_like(y))
-        call = y.grad_fn.gradients.__self__  # type: ignore[union-attr]
+        call = y.grad_fn.call  # type: ignore[union-attr]
         (prepared,) = call.backwards.values()
     assert (prepared.dgrad, prepared.wgrad) == (None, None)
-    assert prepared.left_to_torch[-1] == [True, True, True]
+    assert prepared.aten_arguments[-1] == [True, True, True]
 
 
 def test_tensors_that_were_kept_elsewhere_have_gradients_of_their_own() -> None:

@@ -14,8 +14,8 @@ from torch import Tensor
 import polyconv
 from polyconv.backend import Run, override
 from polyconv.cpu.backend import CpuBackend
+from polyconv.cpu.planner import CpuPlan
 from polyconv.measure.timing import threads
-from polyconv.problem import Problem
 from polyconv.runtime import state_version
 
 
@@ -26,9 +26,9 @@ class Noting(CpuBackend):
         super().__init__()
         self.planned: list[int] = []
 
-    def prepare(self, problem: Problem, *, inference: bool = False) -> Run:
-        self.planned.append(self.plan(problem, inference=inference).device.cores)
-        return super().prepare(problem, inference=inference)
+    def prepare(self, plan: CpuPlan, *, trial: bool = False) -> Run:
+        self.planned.append(plan.device.cores)
+        return super().prepare(plan, trial=trial)
 
 
 @pytest.fixture

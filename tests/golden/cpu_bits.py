@@ -21,9 +21,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from machine_suites import SUITES, Shape
-from polyconv.backend import backend_for
+from polyconv.backend import backend_for, candidate_names
 from polyconv.cpu import native
 from polyconv.problem import Pass
+from polyconv.selection import Preference
 
 READ = {Pass.FPROP: ("x", "w", "bias"), Pass.DGRAD: ("y", "w"), Pass.WGRAD: ("x", "y")}
 
@@ -44,10 +45,10 @@ def hashes(shape: Shape) -> Iterator[tuple[str, str]]:
             Pass.WGRAD: {"dw": torch.empty(w.shape), **({"db": torch.empty(w.shape[0])} if problem.bias else {})},
         }[kind]
         read = {name: given[name] for name in READ[kind] if name in given}
-        for name in backend.candidates(problem):
+        for name in candidate_names(backend, problem):
             if "ATen" not in name:
                 tensors = {**read, **{key: out.fill_(torch.nan) for key, out in written.items()}}
-                backend.trial(problem, name)(tensors)
+                backend.prepare(backend.plan(problem, prefer=Preference(name)), trial=True)(tensors)
                 digest = hashlib.sha256()
                 for key in written:
                     digest.update(tensors[key].contiguous().numpy().tobytes())

@@ -18,9 +18,7 @@ from polyconv.autotune import preferences
 from polyconv.backend import Run
 from polyconv.cuda.planner import DEVICES
 from polyconv.cuda.planner.volumes import plan_volume, volume_us
-from polyconv.lowering.volume import pictures_of
 from polyconv.lowering.volume_stack import NAMES, Side, Stack, stack
-from polyconv.lowering.volume_stack_run import stacked
 from polyconv.lowering.volume_sum import NAME as SUM_OF_PICTURES
 from polyconv.numerics import reference
 from polyconv.problem import Activation, PaddingMode, Pass, Problem
@@ -73,7 +71,7 @@ def test_any_volume(problem: Problem, kind: Pass, side: Side, room: int) -> None
     assume(isinstance(answer, Stack))
     assert isinstance(answer, Stack)
     assert 4 * answer.room <= room
-    check(answer.problem, lambda _: stacked(answer, {picture: by_torch(picture) for picture in pictures_of(answer)}))
+    check(answer.problem, lambda _: answer.adapt({picture: by_torch(picture) for picture in answer.problems}))
 
 
 # ---- layout of the stack
@@ -176,12 +174,12 @@ def _a_measured_way_runs() -> None:
     problem = Problem.make(Pass.FPROP, (1, 8, 6, 12, 12), (8, 8, 3, 3, 3))
     with VirtualGpu() as gpu:
         backend = gpu.backend()
-        ways = backend.trials(problem)
+        ways = backend.plan(problem).trials()
         assert set(ways) <= {SUM_OF_PICTURES, *NAMES.values()}
         assert len(ways) > 1
         for way in ways:
-            with preferences.Forced({backend.key(problem): way}):
-                plan = backend.plan(problem)
+            with preferences.Forced({preferences.key_of(backend, problem): way}):
+                plan = preferences.plan(backend, problem)
                 assert plan.choice == way
                 assert "chosen by the caller" in plan.explain()
 
@@ -242,7 +240,8 @@ def test_what_is_chosen_runs_as_machine_code(kind: Pass) -> None:
 def _what_is_chosen_runs(problem: Problem) -> None:
     torch.manual_seed(0)
     with VirtualGpu() as gpu:
-        check(problem, gpu.backend().prepare)
+        backend = gpu.backend()
+        check(problem, lambda problem: backend.prepare(backend.plan(problem)))
         assert gpu.launches
 
 

@@ -17,6 +17,7 @@ import polyconv
 from any_volume import check, check_as_machine_code, volumes
 from machine_suites import explore
 from nightly import nightly
+from polyconv.autotune import preferences
 from polyconv.cpu.backend import CpuBackend
 from polyconv.cpu.engines import volumes as engine
 from polyconv.cuda.planner import DEVICES
@@ -53,7 +54,8 @@ def test_every_tap_meets_every_output_once(problem: Problem, kind: Pass) -> None
 @settings(max_examples=120)
 def test_any_volume_on_the_cpu(problem: Problem, kind: Pass) -> None:
     """By polyconv's engines, even if the planner would not choose them."""
-    check(problem.for_pass(kind), lambda problem: CpuBackend().trial(problem, SHEETS))
+    backend = CpuBackend()
+    check(problem.for_pass(kind), lambda problem: backend.prepare(backend.plan(problem, prefer=Preference(SHEETS))))
 
 
 # ---- which lowering runs
@@ -66,7 +68,7 @@ def test_a_width_that_is_cut_across_is_dear() -> None:
     assert scattered_bytes(sheets, 64) == 40 * 10 * (3 * 64 * 64 + 64 * 62 * 62)
     (sheets,) = {one.problem for one in cut(flat.channels_last()).sheets}
     assert scattered_bytes(sheets, 64) == 0
-    assert CpuBackend().plan(flat).chosen.name != SHEETS
+    assert preferences.plan(CpuBackend(), flat).chosen.name != SHEETS
 
 
 def test_a_kernel_of_one_tap_across_an_axis_needs_no_sums() -> None:
@@ -105,7 +107,7 @@ def test_a_plan_for_a_gpu_is_explained(kind: Pass, device: str) -> None:
 def test_half_precision_on_a_gpu_is_summed_in_full() -> None:
     model = polyconv.Conv3d(8, 8, 3).half()
     text = str(polyconv.explain(model, (1, 8, 5, 9, 9), device="v100"))
-    assert "widened to float32 first, and the result is rounded to float16 once" in text
+    assert "widened to float32 (no kernel takes it in half precision) and rounded to float16 once" in text
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -147,7 +149,7 @@ def test_the_optimizer_times_both() -> None:
 
 def test_a_race_may_end_either_way() -> None:
     problem = Problem.make(Pass.FPROP, (1, 16, 6, 12, 12), (16, 16, 3, 3, 3), padding=(1,) * 6)
-    trials = CpuBackend().trials(problem)
+    trials = CpuBackend().plan(problem).trials()
     assert sorted(trials) == ["PyTorch's convolution, ATen", SHEETS]
 
 

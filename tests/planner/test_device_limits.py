@@ -12,10 +12,11 @@ from nightly import NIGHTLY
 from polyconv.cuda.planner import DEVICES, CudaDevice, Plan, plan_cuda
 from polyconv.cuda.planner.cost import launch_us, resident_blocks
 from polyconv.cuda.planner.planner import FAMILIES, plan_within
+from polyconv.cuda.planner.winograd import nonfused as winograd_nonfused
 from polyconv.cuda.planner.winograd_fp16x3 import nonfused
 from polyconv.measure.workloads import find
 from polyconv.problem import PaddingMode, Pass, Problem
-from polyconv.selection import PlanError
+from polyconv.selection import PlanError, Preference
 
 GEOMETRIES, PARTS = (500, 5) if NIGHTLY else (60, 2)
 GRID_YZ = 65535
@@ -108,6 +109,11 @@ def test_shared_memory_and_threads_say_how_many_blocks_there_are() -> None:
     problem = Problem.make(Pass.FPROP, (32, 64, 56, 56), (64, 64, 3, 3), padding=(1, 1, 1, 1))
     for launch in plan_cuda(problem, V100).launches:
         assert resident_blocks(launch, T4) <= resident_blocks(launch, V100) <= launch.kernel.min_blocks
+    way = Preference("winograd_nonfused_toom4_3_1_toom4_3_1_64")
+    for device, blocks in ((T4, 1), (V100, 2)):  # of 48 KiB each
+        plan = plan_within((winograd_nonfused,), problem, device, prefer=way)
+        grids = {launch.grid for launch in plan.launches if "gemm" in launch.kernel.symbol}
+        assert grids == {(device.sms * blocks, 1, 1)}
 
 
 def test_a_kernel_that_cannot_be_used_is_in_no_plan() -> None:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from polyconv.cuda.jit.compile import kernels_dir
+from polyconv.cuda.planner.kernel_params import KERNELS
 from polyconv.cuda.planner.winograd.axis import ToomAxis
 
 AXES = [
@@ -41,6 +41,6 @@ def test_the_text_says_what_it_is() -> None:
 def test_kernels_use_all_of_the_text() -> None:
     """Every emitted table and transform is used by some kernel."""
     emitted = re.findall(r"static POLYCONV_INLINE (?:constexpr int|void) (\w+)", AXES[0].text())
-    device = "".join(header.read_text() for header in kernels_dir().rglob("*.cuh"))
+    device = "".join(header.read_text() for header in KERNELS.rglob("*.cuh"))
     assert emitted
     assert [name for name in emitted if not re.search(rf"\b(?:H|W|Axis)::{name}\b", device)] == []

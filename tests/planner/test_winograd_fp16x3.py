@@ -18,14 +18,9 @@ from polyconv.cuda.planner import CudaDevice
 from polyconv.cuda.planner.implicit_gemm import fprop_dgrad
 from polyconv.cuda.planner.winograd.axis import ToomAxis
 from polyconv.cuda.planner.winograd.nonfused import DIRECT, F23, F45, F45_NESTED
-from polyconv.cuda.planner.winograd_fp16x3 import nonfused
-from polyconv.cuda.planner.winograd_fp16x3.nonfused import (
-    INSTRUCTIONS,
-    M8N8K4,
-    M16N8K16,
-    Fp16x3Candidate,
-    MatrixInstruction,
-)
+from polyconv.cuda.planner.winograd_fp16x3 import nonfused, nonfused_tiling
+from polyconv.cuda.planner.winograd_fp16x3.nonfused import INSTRUCTIONS, M8N8K4, M16N8K16, Fp16x3Candidate
+from polyconv.cuda.planner.winograd_fp16x3.nonfused_tiling import PARTS, Chain, MatrixInstruction, tiling
 from polyconv.measure import workloads
 from polyconv.problem import PaddingMode, Pass, Problem
 
@@ -127,12 +122,12 @@ def cut_problem(kind: Pass, shape: Shape, way: Fp16x3Candidate, planes: int) -> 
     x, w, _, dy = shape.tensors()
     problem = shape.problem(kind, x, w, dy)
     chain = first_chain(problem, way)
-    return problem, nonfused.places(problem, way).source + chain.source_bytes(planes, chain.tiled.row_groups)
+    return problem, nonfused.places(problem, way.w, way.mma).source + chain.source_bytes(planes, chain.tiled.row_groups)
 
 
-def first_chain(problem: Problem, way: Fp16x3Candidate) -> nonfused.Chain:
+def first_chain(problem: Problem, way: Fp16x3Candidate) -> Chain:
     h, w = next(iter(fprop_dgrad.roles(problem).pairs))
-    return nonfused.Chain(problem, h, w, way)
+    return Chain(problem, h, w, way.w, way.mma)
 
 
 SEVERAL_IMAGES = {
@@ -178,17 +173,17 @@ def test_magnitudes_are_known_before_they_are_needed(planes: int, dilation: int,
     way = Fp16x3Candidate(F23)
     shape = Shape((batch, 8, 50, 40), 8, (3, 3), padding=(2, 2, 2, 2), dilation=(dilation, 1))
     problem, workspace = cut_problem(Pass.FPROP, shape, way, planes)
-    chain, left = first_chain(problem, way), workspace - nonfused.places(problem, way).source
+    chain, left = first_chain(problem, way), workspace - nonfused.places(problem, way.w, way.mma).source
     known = chain.parts_beforehand(left)
-    assert known == nonfused.PARTS * -(-chain.slab(left)[0] // dilation)
+    assert known == PARTS * -(-chain.slab(left)[0] // dilation)
     found = []
     for slab in chain.slabs(left, known):
         assert slab.known == known
         assert known >= chain.parts_until(slab.plane + slab.planes)
         known += slab.found
         found.append(slab.found)
-    assert known == nonfused.PARTS * batch
-    assert max(found) - min(found[: len(found) // 2], default=0) <= nonfused.PARTS * max(1, planes)
+    assert known == PARTS * batch
+    assert max(found) - min(found[: len(found) // 2], default=0) <= PARTS * max(1, planes)
     if planes == 0 and batch > 1:
         assert min(found[: len(found) // 2]) > 0, "every slab has its share, until all are known"
 
@@ -203,10 +198,10 @@ def test_what_fits_one_slab_has_its_magnitudes_found_at_once() -> None:
 @pytest.mark.parametrize("dilation", [1, 2, 3, 7, 33, 65, 200])
 @pytest.mark.parametrize("taps", [1, 3, 5, 9])
 def test_tiles_cover_every_position_once(taps: int, dilation: int) -> None:
-    cut = nonfused.tiling(50, 40, 4, dilation, taps, 1)
+    cut = tiling(50, 40, 4, dilation, taps, 1)
     assert cut is not None
-    assert cut.rows * cut.columns <= nonfused.UNITS
-    assert cut.stage <= nonfused.MOST_STAGE
+    assert cut.rows * cut.columns <= nonfused_tiling.UNITS
+    assert cut.stage <= nonfused_tiling.MOST_STAGE
     assert cut.rows * cut.row_groups >= 50 > cut.rows * (cut.row_groups - 1)
     assert cut.units * cut.unit_groups >= 40 > cut.units * (cut.unit_groups - 1)
     assert cut.phases * cut.phase_groups >= dilation > cut.phases * (cut.phase_groups - 1)

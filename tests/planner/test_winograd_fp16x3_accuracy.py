@@ -13,7 +13,8 @@ from hard_data import HARD
 from polyconv.cuda.planner.candidate import CudaCandidate
 from polyconv.cuda.planner.winograd.axis import ToomAxis
 from polyconv.cuda.planner.winograd.nonfused import DIRECT, F45, F45_NESTED, NonfusedCandidate
-from polyconv.cuda.planner.winograd_fp16x3.nonfused import INSTRUCTIONS, Fp16x3Candidate, MatrixInstruction
+from polyconv.cuda.planner.winograd_fp16x3.nonfused import INSTRUCTIONS, Fp16x3Candidate
+from polyconv.cuda.planner.winograd_fp16x3.nonfused_tiling import MatrixInstruction
 from polyconv.numerics import reference
 from polyconv.problem import Activation, Problem
 

@@ -1,7 +1,8 @@
-"""The package's layout: few files per folder, few layers, no import circle."""
+"""The package's layout: few files per folder, few layers, no import or include circle."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -30,6 +31,12 @@ def test_layers_are_few() -> None:
     """``lint-imports`` checks that they are respected."""
     (contract,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     assert len(contract["layers"]) <= MOST_LAYERS
+
+
+def test_the_fake_driver_includes_nothing_of_the_runtime() -> None:
+    """That it calls nothing of it either, the linker checks: ``tests/virtual_gpu`` links the driver alone."""
+    sources = "".join(path.read_text() for path in (ROOT / "tools" / "fake_cuda" / "driver").iterdir())
+    assert set(re.findall('#include "(.*)"', sources)) == {"driver.h"}
 
 
 def test_kernel_families_have_one_name() -> None:

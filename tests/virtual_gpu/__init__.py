@@ -1,10 +1,9 @@
-"""A GPU without a GPU: polyconv's real launch path, on a stub of the CUDA driver, with an emulator behind it.
+"""A GPU without a GPU: polyconv's real launch path, on a fake CUDA driver, with an emulator behind it.
 
-``driver/`` builds a ``libcuda.so.1`` that checks every launch against the limits of a V100, or of another GPU that the
-environment names (``VIRTUAL_GPU_MODEL=t4``: see ``driver/model.c``). The CUDA bindings load it as they would load
-NVIDIA's, so planning, compiling, caching, loading and marshalling are the code that runs in production.
-What the stub is handed (machine code and parameter bytes) goes to ``tools/gpu_emulator``, which executes it on the
-memory of ordinary CPU tensors.
+``tools/fake_cuda`` builds a ``libcuda.so.1`` that checks every launch against the limits of a V100, or of the GPUs that
+the environment names (``FAKE_CUDA_DEVICES=t4``: see ``driver/device.c`` there). The CUDA bindings load it as they would
+load NVIDIA's, so planning, compiling, caching, loading and marshalling are the code that runs in production. The driver
+passes machine code and parameter bytes to ``tools/gpu_emulator``, which executes them on the memory of CPU tensors.
 
 A library can only take libcuda's place before the process starts. So tests run their bodies in a child process::
 

@@ -2,8 +2,8 @@
 
     python -m virtual_gpu.doctor "every kernel"       # with the environment that virtual_gpu.process sets
 
-Kernels may touch the whole storage of their tensors and scratch, fences included: a GPU would not stop them either. A
-fault is a kernel with an added line (``PLANTED=out of bounds``), or a driver that refuses.
+Kernels may touch the whole storage of their tensors and scratch, red zones included: a GPU would not stop them either.
+A fault is a kernel with an added line (``PLANTED=out of bounds``), or a driver that refuses.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from polyconv.cuda.backend import PreparedPlan
 from polyconv.cuda.jit.cache import KernelCache
 from polyconv.cuda.planner import KernelSpec
 from polyconv.tools.doctor import worker
-from polyconv.tools.doctor.device_under_test import Subject, spread
-from polyconv.tools.doctor.redzones import FencedBackend
+from polyconv.tools.doctor.device_under_test import GpuUnderTest, spread
+from polyconv.tools.doctor.redzones import RedzoneBackend
 from virtual_gpu.gpu import VirtualGpu
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class SpoiltCache(KernelCache):
         return replace(spec, body=self._plant.format(body=spec.body)) if spec.symbol == SPOILT else spec
 
 
-class VirtualFencedBackend(FencedBackend):
+class VirtualRedzoneBackend(RedzoneBackend):
     """The doctor's backend on CPU tensors."""
 
     def __init__(self, gpu: VirtualGpu, index: int, **arguments: Any) -> None:
@@ -78,14 +78,14 @@ class VirtualFencedBackend(FencedBackend):
             super().enqueue(prepared, tensors)
 
 
-class VirtualSubject(Subject):
+class VirtualGpuUnderTest(GpuUnderTest):
     """The virtual V100 with CPU tensors. Time allows few parts."""
 
     why_no_torch = "needs a CUDA build of PyTorch"
     why_no_tensors = ""
 
-    def __init__(self, gpu: VirtualGpu, index: int = 0, quick: bool = True) -> None:
-        super().__init__(index, quick=True)
+    def __init__(self, gpu: VirtualGpu, name: str = "cuda:0", quick: bool = True) -> None:
+        super().__init__(name, quick=True)
         self.device = CPU
         self._gpu = gpu
 
@@ -94,14 +94,14 @@ class VirtualSubject(Subject):
         plant = PLANTS.get(os.environ.get("PLANTED", ""))
         return SpoiltCache(plant) if plant else KernelCache()
 
-    def backend(self, **arguments: Any) -> VirtualFencedBackend:
-        return VirtualFencedBackend(self._gpu, self.index, cache=self.cache, **arguments)
+    def backend(self, **arguments: Any) -> VirtualRedzoneBackend:
+        return VirtualRedzoneBackend(self._gpu, self.index, cache=self.cache, **arguments)
 
     def at_work(self) -> AbstractContextManager[object]:
         return override("cpu", self.backend())
 
-    def beside(self, index: int) -> VirtualSubject:
-        return VirtualSubject(self._gpu, index)
+    def beside(self, index: int) -> VirtualGpuUnderTest:
+        return VirtualGpuUnderTest(self._gpu, f"cuda:{index}")
 
     def wait(self) -> None:
         """The emulator has finished when a launch returns."""
@@ -123,5 +123,5 @@ if __name__ == "__main__":
     with VirtualGpu(execute) as gpu:
         if os.environ.get("PLANTED") == "launch":
             gpu.fail("cuLaunchKernel", 2, 1, LAUNCH_OUT_OF_RESOURCES)
-        status = worker.main(subject=partial(VirtualSubject, gpu))
+        status = worker.main(subject=partial(VirtualGpuUnderTest, gpu))
     sys.exit(status)

@@ -1,9 +1,7 @@
-"""Inside the child: launches received by the stub driver, and their execution."""
+"""Inside the child: the virtual GPU, and a backend that runs on it."""
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -12,14 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fake_cuda import Executor, LaunchRecord, execute
-from fake_cuda.library import LAUNCH
+from fake_cuda import Executor, LaunchRecord, PretendedGpu, compute_nothing, counts, execute
 from polyconv.cuda import LaunchError
 from polyconv.cuda.backend import CudaBackend, PreparedPlan
 from polyconv.problem import Pass
 
-_LAUNCH_FAILED = 719
-
+record_only = compute_nothing
 OUTPUTS = {Pass.FPROP: ("y",), Pass.DGRAD: ("x",), Pass.WGRAD: ("dw", "db")}
 
 
@@ -28,48 +24,27 @@ def emulator_executor(launch: LaunchRecord, buffers: list[tuple[int, int]]) -> N
     execute(launch, buffers, check_global=True)
 
 
-@functools.cache
-def _stub() -> Any:
-    return ctypes.CDLL("libcuda.so.1")
-
-
-class VirtualGpu:
+class VirtualGpu(PretendedGpu):
     """The virtual V100 of this process, inside a ``with`` block.
 
     Args:
         executor: computes each launch; :func:`emulator_executor` if absent, :func:`record_only` to compute nothing.
     """
 
-    def __init__(self, executor: Executor | None = None) -> None:
-        self.launches: list[LaunchRecord] = []
-        self._executor = executor or emulator_executor
-        self._buffers: list[tuple[int, int]] = []
-        self._failure: BaseException | None = None
-        self._callback = LAUNCH(self._on_launch)
+    executes_captures = True
 
-    def __enter__(self) -> VirtualGpu:
-        _stub().virtual_gpu_on_launch(self._callback)
-        return self
+    def __init__(self, executor: Executor | None = None) -> None:
+        super().__init__(executor or emulator_executor)
+        self._buffers: list[tuple[int, int]] = []
 
     def __exit__(self, *_: object) -> None:
-        _stub().virtual_gpu_on_launch(LAUNCH())
+        self._failure = None  # :meth:`memory` has raised it
+        super().__exit__(None, None, None)
 
     @property
     def synchronisations(self) -> int:
         """Number of synchronisations with the GPU since the process started."""
-        count = _stub().virtual_gpu_synchronisations
-        count.restype = ctypes.c_uint64
-        return int(count())
-
-    def fail(self, function: str, nth: int, count: int, code: int) -> None:
-        """Let this many calls of a driver function fail, from the n-th on (1 is the next); see driver/virtual_gpu.h."""
-        _stub().virtual_gpu_fail(function.encode(), nth, count, code)
-
-    def repair(self) -> int:
-        """Let nothing fail any more; returns the number of failed calls."""
-        failed = int(_stub().virtual_gpu_faults())
-        _stub().virtual_gpu_fail(None, 0, 0, 0)
-        return failed
+        return int(counts().synchronisations)
 
     @contextmanager
     def memory(self, *tensors: Tensor) -> Iterator[None]:
@@ -92,16 +67,8 @@ class VirtualGpu:
         """A CUDA backend whose device is this GPU; arguments as for :class:`polyconv.cuda.backend.CudaBackend`."""
         return VirtualBackend(self, **arguments)
 
-    def _on_launch(self, struct: Any) -> int:
-        """Called by the driver. No exception can cross it, so it is stored and the launch reported as failed."""
-        try:
-            launch = LaunchRecord.read(struct.contents)
-            self.launches.append(launch)
-            self._executor(launch, list(self._buffers))
-        except BaseException as error:
-            self._failure = error
-            return _LAUNCH_FAILED
-        return 0
+    def _accessible(self, launch: LaunchRecord) -> list[tuple[int, int]]:
+        return list(self._buffers)
 
 
 class VirtualBackend(CudaBackend):
@@ -138,10 +105,6 @@ class VirtualBackend(CudaBackend):
         for name, tensor in before.items():
             if not torch.equal(tensor, tensors[name]):
                 raise AssertionError(f"{problem}: the run changed its input {name!r}")
-
-
-def record_only(launch: LaunchRecord, buffers: list[tuple[int, int]]) -> None:
-    """An executor that computes nothing."""
 
 
 def _extent(tensor: Tensor) -> tuple[int, int]:

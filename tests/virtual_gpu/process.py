@@ -1,21 +1,20 @@
-"""The child process with the stub driver as its libcuda."""
+"""The child process with the fake driver as its libcuda."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import hashlib
 import multiprocessing
 import os
 import pickle
-import subprocess
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from fake_cuda.library import driver_folder
 
 _HERE = Path(__file__).resolve().parent
 _REPOSITORY = _HERE.parents[1]
@@ -52,41 +51,11 @@ def run_in_virtual_gpu(
     return _shared.call(function, arguments, timeout)
 
 
-def build_driver() -> Path:
-    """Compile the stub and return its folder, in the temporary directory, named after its source's hash."""
-    handed_over = _REPOSITORY / "tools" / "fake_cuda" / "runtime" / "launch_record.h"
-    sources = [*sorted((_HERE / "driver").glob("*.[ch]")), handed_over]
-    digest = hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:16]
-    folder = Path(tempfile.gettempdir()) / f"polyconv-virtual-gpu-{os.getuid()}-{digest}"
-    library = folder / "libcuda.so.1"
-    if not library.exists():
-        folder.mkdir(mode=0o700, exist_ok=True)
-        temporary = folder / f"build-{os.getpid()}.so"
-        flags = [
-            "-std=gnu11",
-            "-O2",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            "-shared",
-            "-fPIC",
-            "-fvisibility=hidden",
-            "-pthread",
-            f"-I{handed_over.parent}",
-        ]
-        code = [str(source) for source in sources if source.suffix == ".c"]
-        link = ["-Wl,-soname,libcuda.so.1", "-Wl,-z,defs"]
-        subprocess.run(["gcc", *flags, *code, *link, "-o", str(temporary)], check=True)
-        temporary.rename(library)
-    return folder
-
-
 class _Child:
     def __init__(self, environment: dict[str, str]) -> None:
         self._connection, other = multiprocessing.get_context("spawn").Pipe()
         self._process = multiprocessing.get_context("spawn").Process(target=_serve, args=(other,), daemon=True)
-        folder = build_driver()
-        search = [str(folder), os.environ.get("LD_LIBRARY_PATH", "")]
+        search = [str(driver_folder()), os.environ.get("LD_LIBRARY_PATH", "")]
         path = [str(folder) for folder in _IMPORT_PATH] + [os.environ.get("PYTHONPATH", "")]
         with _environment(
             LD_LIBRARY_PATH=os.pathsep.join(filter(None, search)),

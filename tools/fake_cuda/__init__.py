@@ -1,9 +1,9 @@
-"""A CUDA build of PyTorch on a machine without a GPU: a fake CUDA runtime, with an emulator behind it.
+"""A fake CUDA driver, and a fake CUDA runtime on top of it, with an emulator behind them.
 
-One library is preloaded in place of libcudart (``runtime/``) and libcuda (``driver/``). PyTorch's allocator, streams,
-autograd threads and kernels, polyconv's kernels, and extensions built by nvcc, then run as they are; their machine
-code for compute capability 7.0 is executed by ``tools/gpu_emulator``. A library can only be preloaded before a process
-starts::
+The driver alone (``driver/``) takes the place of libcuda in ``tests/virtual_gpu``. With the runtime (``runtime/``) it
+is preloaded in place of libcudart, too: PyTorch's allocator, streams, autograd threads and kernels, polyconv's kernels,
+and extensions built by nvcc then run unchanged, and ``tools/gpu_emulator`` executes their machine code for compute
+capability 7.0. A library can only be preloaded before a process starts::
 
     subprocess.run([python, "program.py"], env=process_environment(headers))
 
@@ -16,7 +16,7 @@ and in ``program.py``::
 
 from __future__ import annotations
 
-from .gpu import Executor, LaunchRecord, PretendedGpu, compute_nothing, counts, describe_kernels, execute
+from .gpu import Executor, LaunchRecord, PretendedGpu, compute_nothing, counts, execute, unpack_fat_binaries
 from .library import process_environment
 
 __all__ = [
@@ -25,7 +25,7 @@ __all__ = [
     "PretendedGpu",
     "compute_nothing",
     "counts",
-    "describe_kernels",
     "execute",
     "process_environment",
+    "unpack_fat_binaries",
 ]

@@ -1,10 +1,10 @@
-"""Runs a program with a CUDA build of PyTorch 2.6.0, on GPUs that are pretended.
+"""Runs a program with a CUDA build of PyTorch 2.6.0, on fake GPUs.
 
     python tools/fake_cuda program.py
     python tools/fake_cuda --devices v100 --caching -m pytest tests/cuda_tensors
 
-The first use fetches PyTorch into the developers' cache. polyconv is the one of this checkout, and so are its tests.
-What is launched computes inside of ``with PretendedGpu():``, and nothing elsewhere.
+The first use fetches PyTorch into the developers' cache. polyconv and its tests are those of this checkout.
+Launches compute inside of ``with PretendedGpu():`` only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main(words: Sequence[str]) -> int:
         description=__doc__.splitlines()[0],
         allow_abbrev=False,
     )
-    parser.add_argument("--devices", default="v100,v100", help="the GPUs: profiles of runtime/device.c")
+    parser.add_argument("--devices", default="v100,v100", help="the GPUs: profiles of driver/device.c")
     parser.add_argument("--caching", action="store_true", help="let PyTorch keep memory, as it does on a GPU")
     chosen, program = parser.parse_known_args(words)
     torch = PretendedTorch.installed()

@@ -1,4 +1,4 @@
-"""Compiles libraries of C, each once: they are kept in the developers' cache under what they are made of."""
+"""Compiles C libraries into the developers' cache, under a hash of sources and flags."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"
 
 
 def build(name: str, sources: Iterable[Path], flags: Sequence[str] = ()) -> Path:
-    """The path of a library with this name. Of the sources, those that are no C are only looked at: headers."""
+    """Path of a library with this name. Sources that are not C files, such as headers, are only hashed."""
     sources = sorted(sources)
     digest = hashlib.sha256(" ".join((*_FLAGS, *flags)).encode())
     for source in sources:
         digest.update(source.read_bytes())
-    target = cache_dir() / "pretended-cuda" / digest.hexdigest()[:16] / name
+    target = cache_dir() / "fake-cuda" / digest.hexdigest()[:16] / name
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:

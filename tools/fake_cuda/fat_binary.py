@@ -1,7 +1,7 @@
-"""Fat binaries: what nvcc puts into an object file, machine code for several architectures side by side.
+"""Fat binaries, which nvcc puts into object files: machine code for several architectures.
 
-NVIDIA publishes no description. This one is of what CUDA 11.7 to 12.6 write: a header, then entries, each with a header
-of its own that says architecture and sizes, the machine code compressed as an LZ4 block.
+The format is undocumented; this is how CUDA 11.7 to 12.6 write it: a header, then entries, each with a header that
+gives architecture and sizes, and machine code compressed as an LZ4 block.
 """
 
 from __future__ import annotations
@@ -20,33 +20,20 @@ _ENTRY = struct.Struct(
 )  # kind, version, header bytes, payload bytes, compressed bytes, -, minor, major, arch
 _FLAGS_AT, _UNPACKED_BYTES_AT = 40, 56
 _MACHINE_CODE = 2
-_ELF = b"\x7fELF"
-_ELF_TABLES = struct.Struct("<32xQQ6xHHHH")  # where its two tables lie; bytes and number of the rows of each
 _LZ4, _OTHER_COMPRESSION = 0x2000, 0x8000
 
 
 class FatBinaryError(ValueError):
-    """There is no machine code for the architecture, or it is packed in a way that is not known here."""
+    """There is no machine code for the architecture, or it is compressed in an unknown way."""
 
 
 @cache
 def machine_code(address: int, arch: int) -> bytes:
-    """The cubin for an architecture (70 is 7.0) in the fat binary at an address of this process.
-
-    A cubin by itself, which is what a driver is given to load, is that cubin.
-    """
-    if ctypes.string_at(address, len(_ELF)) == _ELF:
-        return ctypes.string_at(address, _cubin_bytes(ctypes.string_at(address, _ELF_TABLES.size)))
+    """The cubin for an architecture (70 is 7.0) in the fat binary at an address of this process."""
     magic, _version, header_bytes, entries_bytes = _HEADER.unpack(ctypes.string_at(address, _HEADER.size))
     if magic != _MAGIC:
         raise FatBinaryError(f"no fat binary at 0x{address:x}: it starts with 0x{magic:x}, not 0x{_MAGIC:x}")
     return find_machine_code(ctypes.string_at(address + header_bytes, entries_bytes), arch)
-
-
-def _cubin_bytes(header: bytes) -> int:
-    """A cubin ends with one of its two tables."""
-    segments_at, sections_at, segment_bytes, segments, section_bytes, sections = _ELF_TABLES.unpack(header)
-    return max(int(segments_at + segment_bytes * segments), int(sections_at + section_bytes * sections))
 
 
 def find_machine_code(entries: bytes, arch: int) -> bytes:
@@ -79,7 +66,7 @@ def _unpacked(payload: bytes, flags: int, packed_bytes: int, unpacked_bytes: int
 
 
 def unpack_lz4(packed: bytes, room: int) -> bytes:
-    """What an LZ4 block holds, as far as there is room for it. In C: machine code of PyTorch's has some megabytes."""
+    """Decompress at most ``room`` bytes of an LZ4 block. In C, as PyTorch's machine code has some megabytes."""
     out = ctypes.create_string_buffer(room)
     written = int(_lz4().unpack_lz4(packed, len(packed), out, room))
     return out.raw[:written]

@@ -1,4 +1,4 @@
-"""Inside the process that has a fake GPU: what is launched, and who computes it."""
+"""Inside a process with fake GPUs: launches, and their execution."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gpu_emulator
-from gpu_emulator import elf
 
 from . import fat_binary, library
 
+if TYPE_CHECKING:
+    from typing import Self
+
 ARCH = 70
-"""The machine code that is executed: the emulator's, which every GPU of compute capability 7.x runs."""
-_NO_KERNEL_IMAGE, _LAUNCH_FAILED = 209, 719
+"""Architecture of the machine code taken from fat binaries: the emulator runs it, and so does every 7.x GPU."""
+_LAUNCH_FAILED = 719
 
 
 @dataclass(frozen=True)
 class LaunchRecord:
-    """A launch that a driver or runtime accepted."""
+    """A launch that the driver accepted."""
 
     name: str
     cubin: bytes
@@ -37,10 +39,10 @@ class LaunchRecord:
 
     @classmethod
     def read(cls, struct: Any) -> LaunchRecord:
-        """A copy of what a callback is given, which lives no longer than the call."""
+        """A copy: the structure is valid during the callback only."""
         return cls(
             name=struct.name.decode(),
-            cubin=ctypes.string_at(struct.cubin, struct.cubin_bytes),
+            cubin=ctypes.string_at(struct.code, struct.code_bytes),
             grid=tuple(struct.grid),
             block=tuple(struct.block),
             dynamic_shared=struct.dynamic_shared,
@@ -52,11 +54,11 @@ class LaunchRecord:
 
 
 Executor = Callable[[LaunchRecord, "list[tuple[int, int]]"], None]
-"""Computes a launch, given the (address, size) ranges that it may touch."""
+"""Computes a launch, given the (address, size) ranges that it may access."""
 
 
 def execute(launch: LaunchRecord, buffers: list[tuple[int, int]], check_global: bool = False) -> None:
-    """Execute the machine code. Races, reads of what nobody wrote and accesses outside the buffers raise.
+    """Execute the machine code. Races, reads of uninitialised memory and accesses outside the buffers raise.
 
     ``check_global``: races in global memory, too.
     """
@@ -80,9 +82,12 @@ def compute_nothing(launch: LaunchRecord, buffers: list[tuple[int, int]]) -> Non
 class PretendedGpu:
     """The fake GPUs of this process, inside a ``with`` block: its launches are executed and recorded.
 
-    Outside of every block launches are checked and counted, and compute nothing. What an executor raises reaches the
-    caller at the end of the block; PyTorch hears of a failed launch.
+    Outside of every block launches are checked and counted, and compute nothing. An exception of the executor is
+    raised at the end of the block; PyTorch sees a failed launch.
     """
+
+    executes_captures = False
+    """Whether a captured launch is executed at once, too, and not only when its graph runs."""
 
     def __init__(self, executor: Executor = execute) -> None:
         self.launches: list[LaunchRecord] = []
@@ -91,38 +96,42 @@ class PretendedGpu:
         self._one_at_a_time = threading.Lock()
         self._callback = library.LAUNCH(self._on_launch)
 
-    def __enter__(self) -> PretendedGpu:
-        describe_kernels()
-        library.loaded().fake_cuda_on_launch(self._callback)
+    def __enter__(self) -> Self:
+        unpack_fat_binaries()
+        library.loaded().fake_cuda_on_launch(self._callback, self.executes_captures)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        library.loaded().fake_cuda_on_launch(library.LAUNCH())
+        library.loaded().fake_cuda_on_launch(library.LAUNCH(), 0)
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure from error
 
     def fail(self, function: str, nth: int, count: int, code: int) -> None:
-        """Let so many calls of a runtime function fail, from the n-th on (1 is the next); see runtime/fake_cuda.h."""
+        """Let ``count`` calls of a function of driver or runtime return ``code``, from the nth on (1 is the next)."""
         library.loaded().fake_cuda_fail(function.encode(), nth, count, code)
 
     def repair(self) -> int:
-        """Let nothing fail any more; gives the number of calls that did."""
+        """End the effect of :meth:`fail`. Returns the number of calls that failed."""
         faults = int(library.loaded().fake_cuda_faults())
         library.loaded().fake_cuda_fail(None, 0, 0, 0)
         return faults
 
     def _on_launch(self, struct: Any) -> int:
-        """Called by the runtime. No exception can cross it, so one is kept and the launch reported as failed."""
+        """Called by the driver. No exception can cross it: it is kept, and the launch reported as failed."""
         try:
             launch = LaunchRecord.read(struct.contents)
             with self._one_at_a_time:
                 self.launches.append(launch)
-                self._executor(launch, library.allocations(launch.device))
+                self._executor(launch, self._accessible(launch))
         except BaseException as error:
             self._failure = self._failure or error
             return _LAUNCH_FAILED
         return 0
+
+    def _accessible(self, launch: LaunchRecord) -> list[tuple[int, int]]:
+        """The (address, size) ranges that a launch may access."""
+        return library.allocations(launch.device)
 
 
 def counts() -> Any:
@@ -131,25 +140,18 @@ def counts() -> Any:
 
 
 @functools.cache
-def describe_kernels() -> object:
-    """From now on the runtime knows registers, shared memory and parameters of every kernel that is asked about."""
-    callback = library.DESCRIBE(_describe)
-    library.loaded().fake_cuda_on_describe(callback)
+def unpack_fat_binaries() -> object:
+    """Let the runtime, if there is one, read registers, shared memory and parameters of registered kernels."""
+    callback = library.UNPACK(_unpack)
+    if hasattr(library.loaded(), "fake_cuda_on_unpack"):
+        library.loaded().fake_cuda_on_unpack(callback)
     return callback  # which must live as long as the process
 
 
-def _describe(address: int, name: bytes, description: Any) -> int:
+def _unpack(address: int) -> int | None:
+    """Address of the cubin in a fat binary; ``machine_code`` keeps it alive."""
     try:
-        cubin = fat_binary.machine_code(address, ARCH)
-        kernel = elf.load(cubin).kernel(name.decode())
-    except (fat_binary.FatBinaryError, elf.CubinError):
+        return ctypes.cast(ctypes.c_char_p(fat_binary.machine_code(address, ARCH)), ctypes.c_void_p).value
+    except fat_binary.FatBinaryError:
         traceback.print_exc(file=sys.stderr)
-        return _NO_KERNEL_IMAGE
-    found = description.contents
-    found.cubin, found.cubin_bytes = cubin, len(cubin)
-    found.registers, found.static_shared = kernel.registers, kernel.static_shared
-    found.local_bytes, found.max_threads = kernel.frame_bytes, kernel.max_threads
-    found.params_bytes, found.parameters = kernel.param_bytes, len(kernel.parameters)
-    for i, parameter in enumerate(kernel.parameters):
-        found.parameter[i] = (parameter.offset, parameter.size)
-    return 0
+        return None

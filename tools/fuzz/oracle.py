@@ -24,6 +24,7 @@ from polyconv.arguments import Geometry
 from polyconv.cpu import native
 from polyconv.cpu.engines.schemes import KernelScheme, compiled
 from polyconv.cpu.planner import CpuPlan
+from polyconv.numerics import reference
 from polyconv.numerics.error_model import TYPICAL, Magnitudes, error_bound, predicted_error
 from polyconv.problem import Pass
 from uneven_data import measure
@@ -94,11 +95,7 @@ def exact(x: Tensor, w: Tensor, geometry: Geometry) -> Tensor:
     reach = [max(geometry.padding), *geometry.stride, *geometry.dilation]
     if max(map(abs, reach)) > 64 or not x.numel() or not w.numel():
         return convolve(x, w, geometry)
-    top, bottom, left, right = geometry.padding
-    x = F.pad(x, (min(left, 0), min(right, 0), min(top, 0), min(bottom, 0)))
-    sides = (max(left, 0), max(right, 0), max(top, 0), max(bottom, 0))
-    x = F.pad(x, sides, mode="constant" if geometry.padding_mode == "zeros" else geometry.padding_mode)
-    return F.conv2d(x, w, None, geometry.stride, 0, geometry.dilation, geometry.groups)
+    return reference.fprop(geometry, x, w)
 
 
 @dataclass(frozen=True)

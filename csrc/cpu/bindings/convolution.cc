@@ -1,4 +1,4 @@
-// The operators, on torch's stable ABI: from tensors to plain pointers, and nothing else.
+// Operators of the forward pass and the input gradient, on torch's stable ABI. They only unpack tensors into pointers.
 #include <Python.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -21,13 +21,13 @@
 namespace polyconv {
 namespace {
 
-// The plan of a call: which kernels, and how the work is cut. Zeros leave the cut to the kernels.
+// Kernels of a call, and how the work is cut. Zeros in the schedule leave the cut to the kernels.
 struct Plan {
   const SchemeKernels* kernels;
   Schedule schedule;
 };
 
-// From [lanes, algorithm, mode, lanes per chunk, channels at a time]. The first says what the lanes of vectors hold.
+// Reads [engine (enum Lanes), scheme number, mode, lanes per chunk, channels at a time].
 Plan ReadPlan(const std::vector<int64_t>& numbers) {
   Require(numbers.size() == 5, "a plan has 5 numbers");
   const auto at = [&](int i) { return Narrow(numbers[i], "a number of a plan"); };
@@ -39,8 +39,7 @@ Plan ReadPlan(const std::vector<int64_t>& numbers) {
   return {kernels, {at(2), at(3), at(4)}};
 }
 
-// Transformed weights for a forward `convolve`. They depend on the instruction set, the weights and the algorithm, not
-// on the images nor the schedule.
+// Transformed weights for a forward `convolve`. They depend on instruction set, weights and algorithm only.
 Tensor TransformWeightsOp(const Tensor& x, const Tensor& w, const Tensor& y,
                           const std::vector<int64_t>& geometry_numbers, const std::vector<int64_t>& plan_numbers) {
   const Geometry geometry = ReadGeometry(geometry_numbers);
@@ -56,7 +55,7 @@ Tensor TransformWeightsOp(const Tensor& x, const Tensor& w, const Tensor& y,
   return transformed;
 }
 
-// All groups of one correlation, with its weights transformed here unless they are given.
+// Runs all groups of one correlation. Transforms the weights itself if `transformed` is null.
 void RunGroups(const Convolution& first, int groups, bool input_gradient, const Plan& plan, const float* transformed) {
   const Runtime runtime = TheRuntime();
   if (first.taps_h == 0) {
@@ -101,38 +100,38 @@ void InputGradientOp(const Tensor& dy, const Tensor& w, const Tensor& dx, const 
   }
 }
 
-// How `convolve` and `input_gradient` cut a sum over so many channels and taps, for the error model: see SchemeKernels.
+// Longest sequential sum in `convolve` and `input_gradient`, for the error model: see SchemeKernels::longest_sum.
 int64_t LongestSumOp(int64_t terms, const std::vector<int64_t>& plan_numbers) {
   Require(terms > 0, "a sum has terms");
   return ReadPlan(plan_numbers).kernels->longest_sum(Narrow(terms, "the terms of a sum"));
 }
 
-// Of the bits of a dense float32 tensor, in the order of their addresses.
+// Hash of the bits of a dense float32 tensor, in address order.
 int64_t HashOp(const Tensor& dense) {
   Require(dense.is_contiguous(), "a hash is of a dense tensor");
   return static_cast<int64_t>(Hash(dense.const_data_ptr<float>(), dense.numel() * sizeof(float)));
 }
 
 #if TORCH_FEATURE_VERSION >= TORCH_VERSION_2_11_0
-// A dense float32 tensor on pooled memory, undefined contents; one without elements where the pool has none to give.
+// Uninitialised dense float32 tensor on pooled memory. Without elements if the pool has no block for it.
 Tensor EmptyOutputOp(const Tensor& like, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
   int64_t count = 1;
   for (const int64_t size : sizes) count *= std::max<int64_t>(size, 1);
   const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(float);
-  constexpr std::size_t kSmallest = std::size_t{16} << 20;  // below this torch's allocator is as good
+  constexpr std::size_t kSmallest = std::size_t{16} << 20;  // below this torch's allocator is as fast
   void* block = bytes >= kSmallest ? TakeOutputBlock(bytes) : nullptr;
   if (block == nullptr) return torch::stable::new_empty(like, {0});
   return torch::stable::from_blob(block, sizes, strides, like.device(), like.scalar_type(), &ReturnOutputBlock);
 }
 #endif
 
-// The instruction set in use; chooses it first if a name (or "best") is given.
+// Name of the instruction set in use. Switches to `name` (or to the "best") first, unless it is empty.
 std::string InstructionSetOp(const std::string& name) {
   ChooseInstructionSet(name);
   return NameOf(TheSet());
 }
 
-// Bytes of L2 cache that the work is cut for; sets them first if any are given.
+// L2 size that the work is cut for [bytes]. Sets it first if `bytes` is positive.
 int64_t L2BytesOp(int64_t bytes) {
   if (bytes > 0) SetL2Bytes(static_cast<std::size_t>(bytes));
   return static_cast<int64_t>(L2Bytes());
@@ -200,7 +199,7 @@ STABLE_TORCH_LIBRARY_IMPL(polyconv_cpu, CompositeExplicitAutograd, m) {
 
 }  // namespace polyconv
 
-// Importing the module registers the operators; it has nothing of its own.
+// Importing the module registers the operators. It has no attributes.
 extern "C" PyMODINIT_FUNC PyInit__native() {
   static PyModuleDef module = {
       PyModuleDef_HEAD_INIT, "_native", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};

@@ -1,4 +1,4 @@
-// The operators of the depthwise kernels: depthwise.h.
+// Operators of the depthwise kernels (depthwise/depthwise.h).
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -23,7 +23,7 @@ void RequireDepthwise(const Tensor& x, const Tensor& w, const Tensor& y, const G
   RequireCountable(x, w, y, geometry);
 }
 
-// What is read from `x` and written to `y`, or the other way round.
+// Sizes and strides of a correlation that reads `x` and writes `y`. For a weight gradient, `y` is dy and is read too.
 DepthwiseShape ShapeOf(const Tensor& x, const Tensor& w, const Tensor& y, const Geometry& geometry, AxisOf axis_of) {
   const auto axis = [&](int dim, int stride, int dilation, int before) {
     return axis_of(Extent(x, dim), Extent(y, dim), Extent(w, dim), stride, dilation, before);
@@ -91,7 +91,7 @@ void WeightGradientOp(const Tensor& x, const Tensor& dy, const Tensor& dw, const
   RunDepthwise(TheSet(), g, TheRuntime());
 }
 
-// How `depthwise_wgrad` cuts its sums, for the error model. sizes: those of x, then of dw, then rows and columns of dy.
+// Longest sequential sum in `depthwise_wgrad`, for the error model. sizes: x (4), dw (4), rows and columns of dy.
 int64_t LongestSumOp(const std::vector<int64_t>& sizes, const std::vector<int64_t>& geometry_numbers) {
   Require(sizes.size() == 10, "four sizes of x, four of dw, rows and columns of dy");
   Require(*std::min_element(sizes.begin(), sizes.end()) > 0, "no size is zero");

@@ -1,4 +1,4 @@
-// What Python has to know of the kernels, said by the kernels: so that it is written down once.
+// Constants of the kernels that Python needs, as JSON, so that they are defined in one place.
 #include <torch/csrc/stable/library.h>
 
 #include <span>
@@ -11,7 +11,7 @@
 namespace polyconv {
 namespace {
 
-// The names of an enumeration, each in the place of its value.
+// Names of an enumeration's members, in order of their values.
 template <class Enumeration>
 std::string Names() {
   std::string text;
@@ -21,7 +21,7 @@ std::string Names() {
   return "[" + text + "]";
 }
 
-// Schemes, each in the place of its number: [m and r along H, m and r along W, whether it is nested].
+// Schemes in order of their numbers, each as [m and r along H, m and r along W, nested].
 std::string Schemes(std::span<const SchemeShape> schemes) {
   std::string text;
   for (const SchemeShape& scheme : schemes) {
@@ -32,7 +32,6 @@ std::string Schemes(std::span<const SchemeShape> schemes) {
   return "[" + text + "]";
 }
 
-// In JSON.
 std::string FactsOp() {
   std::string text = "{";
   text += "\"lanes\": " + Names<Lanes>();

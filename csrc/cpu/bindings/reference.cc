@@ -1,4 +1,4 @@
-// The operators of the reference kernels: reference.h.
+// Operators of the reference kernels (reference/reference.h).
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 

@@ -17,7 +17,7 @@ namespace {
 constexpr int kSets = static_cast<int>(InstructionSet::kCount);
 std::atomic<int> chosen_set{-1};
 
-// A correlation that reads `x` and writes `y`; without a bias yet.
+// Correlation that reads `x` and writes `y`, without a bias.
 Convolution Describe(const ConvolutionShape& shape, const Tensor& x, const Tensor& w, const Tensor& y) {
   return {shape, x.const_data_ptr<float>(), w.const_data_ptr<float>(), nullptr, y.mutable_data_ptr<float>(), {}};
 }
@@ -40,7 +40,7 @@ int Extent(const Tensor& tensor, int dim) {
 }
 
 void RequireCountable(const Tensor& x, const Tensor& w, const Tensor& y, const Geometry& geometry) {
-  constexpr int64_t kOverhang = 32;  // steps of stride and dilation that tiles go beyond the image, and more
+  constexpr int64_t kOverhang = 32;  // more steps of stride and dilation than a tile extends beyond the image
   const auto require = [&](int dim, int64_t stride, int64_t dilation, int64_t before) {
     const int64_t padded = std::max(stride * Extent(y, dim) + dilation * Extent(w, dim),  //
                                     Extent(x, dim) + std::abs(before));
@@ -110,7 +110,7 @@ std::vector<Convolution> DescribeInputGradient(const Tensor& dy, const Tensor& w
   Require(geometry.border == Border::kZeros, "the input gradient knows only a border of zeros");
   ConvolutionShape shape = ShapeOf(dy, w, dx, geometry);
   RequireCountable(dx, w, dy, geometry);
-  std::swap(shape.w_in, shape.w_out);  // the output channels are summed over
+  std::swap(shape.w_in, shape.w_out);  // sums run over the output channels
   const Convolution whole = Describe(shape, dy, w, dx);
   std::vector<Convolution> phases;
   for (int a = 0; a < std::min(whole.stride_h, whole.out_height); a++) {

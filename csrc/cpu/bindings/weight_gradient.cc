@@ -1,4 +1,4 @@
-// The operators of the weight gradient, on torch's stable ABI.
+// Operators of the weight gradient, on torch's stable ABI.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
@@ -54,7 +54,7 @@ void WeightGradientOp(const Tensor& x, const Tensor& dy, const Tensor& dw, const
   }
 }
 
-// How `weight_gradient` cuts its sums, for the error model. sizes: those of x, then of dw, then rows and columns of dy.
+// Block sizes of the sums in `weight_gradient`, for the error model. sizes: x (4), dw (4), rows and columns of dy.
 std::vector<int64_t> WeightGradientBlocksOp(const std::vector<int64_t>& sizes,
                                             const std::vector<int64_t>& geometry_numbers,
                                             const std::vector<int64_t>& plan_numbers) {

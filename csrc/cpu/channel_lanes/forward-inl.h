@@ -1,7 +1,7 @@
-// The forward pass (and any other correlation) with channels in the lanes: for small maps, strides, borders and
+// Forward pass (and any other correlation) with channels in the lanes: for small images, strides, borders and
 // channels_last, which cost nothing extra once pixels are packed.
 //
-// A unit is a pixel (direct summation) or a tile (Cook-Toom); a register tile is up to kSumRows units x kSumVectors
+// A unit is a pixel (direct summation) or a tile (Cook-Toom). A register tile is up to kSumRows units x kSumVectors
 // vectors of output channels, summed over the input channels and, without a transform, over the taps.
 #if defined(POLYCONV_CPU_CHANNEL_LANES_FORWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef POLYCONV_CPU_CHANNEL_LANES_FORWARD_INL_H_
@@ -28,27 +28,26 @@ HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
 
-// Vectors of output channels between inverse transforms.
+// Vectors of output channels between two inverse transforms.
 inline constexpr int kBlockVectors = 2 * kSumVectors;
 
-// Input channels, times taps, that a register tile sums at a time: their weights and units fit the L1 cache, where the
-// weights serve all units of a chunk.
+// Terms (input channels times taps) that a register tile sums at a time: a chunk's units reuse their weights from L1.
 inline constexpr int kTermsAtATime = 144;
 static_assert(kTermsAtATime % kLanes == 0, "channels are cut by whole vectors, and no sum is longer than this");
 
-// Bytes of transformed weights that stay in a core's L2 cache beside the units.
+// Transformed weights that stay in L2 beside the units [bytes].
 inline constexpr std::size_t kWeightsInCache = 384 << 10;
 
-// What a register tile reads. Offsets and pitches are in floats.
+// Operands of a register tile. Offsets and pitches are in floats.
 struct UnitProducts {
   const float* x;               // vectors of input channels
-  const std::ptrdiff_t* units;  // where each unit lies
-  const std::ptrdiff_t* taps;   // and each tap
+  const std::ptrdiff_t* units;  // offset of each unit
+  const std::ptrdiff_t* taps;   // offset of each tap
   int tap_count;
   int channels;
   std::size_t vector_pitch;  // between vectors of input channels
   const float* weights;      // [tap][channel][vector][lane]
-  const float* ahead;        // as many vectors as terms: weights that will be needed soon
+  const float* ahead;        // one vector per term to prefetch: weights that are needed next
 };
 
 // target[vector][unit][lane] = or += the sum over taps and channels.
@@ -95,7 +94,7 @@ HWY_NOINLINE void SumChannels(const UnitProducts& op, float* target, std::size_t
   }
 }
 
-// Every number of units up to kSumRows: what is left at the end of a chunk is not padded.
+// Compiled for every number of units up to kSumRows, so that the last units of a chunk are not padded.
 template <int kUnits = kSumRows>
 HWY_INLINE void SumChannels(int units, int vectors, const UnitProducts& op, float* target, std::size_t target_pitch,
                             bool accumulate) {
@@ -107,7 +106,7 @@ HWY_INLINE void SumChannels(int units, int vectors, const UnitProducts& op, floa
   SumChannels<kUnits, 1>(op, target, target_pitch, accumulate);
 }
 
-// The weights of all matrices: [matrix][tile of vectors of output channels][tap][channel][vector][lane].
+// Weights of all matrices: [matrix][tile of output vectors][tap][channel][vector][lane].
 struct ForwardWeights {
   int matrices, taps, channels, vectors;
 
@@ -130,20 +129,20 @@ struct ForwardWeights {
     }
   }
 
-  // Where one vector lies, counted from its matrix.
+  // Offset of one vector within its matrix.
   std::size_t Offset(int first_vector, int width, int vector, int tap, int channel) const {
     return first_vector * tile_row() +
            ((static_cast<std::size_t>(tap) * channels + channel) * width + vector - first_vector) * kLanes;
   }
 };
 
-// Transforms of weights are computed in double, half a vector at a time.
+// Weights are transformed in double, half a vector at a time.
 inline constexpr hn::ScalableTag<double> kWeightDoubles{};
 inline constexpr int kWeightLanes = hn::MaxLanes(kWeightDoubles);
 using WeightDoubles = hn::Vec<hn::ScalableTag<double>>;
 static_assert(kLanes == 2 * kWeightLanes);
 
-// Direct summation over all taps: the packed pixels are the units.
+// Direct summation over all taps: units are packed pixels.
 class DirectForward {
  public:
   static constexpr int kMatrices = 1;
@@ -168,7 +167,7 @@ class DirectForward {
     return {conv, conv.w, {0, conv.taps_h, 1}, {0, conv.taps_w, 1}, conv.taps_w};
   }
 
-  // The weights of a tile: put in order.
+  // Copies the weights of a tile into the layout of ForwardWeights.
   static void PutWeights(const WeightReader& reader, const ForwardWeights& weights, int first, int width,
                          float* target) {
     for (int v = first; v < first + width; v++) {
@@ -200,7 +199,7 @@ class DirectForward {
   }
   const float* Expand(int, const float* packed, float*, float*) const { return packed; }
 
-  // The sums are the outputs: rows of a panel follow one another.
+  // The sums are the outputs, row after row of a panel.
   void Finish(int chunk, const float* sums, std::size_t, std::size_t vector_pitch, float*, int first_vector,
               int vectors, const RowUnpacker& unpacker) const {
     const PanelGrid& grid = panels_.grid();
@@ -228,7 +227,7 @@ class FastForward {
  public:
   using S = Scheme<AlongH, AlongW, false, true>;
   static constexpr int kMatrices = AlongH::kPoints * AlongW::kPoints;
-  // Input channels that are summed at a time: the weights of a tile for so many, all points of them, stay in the cache.
+  // Input channels summed at a time, so that a tile's weights for them, at all points, stay in the cache.
   static constexpr int kTerms = std::min<int>(
       kTermsAtATime, kWeightsInCache / (sizeof(float) * kMatrices * kSumVectors * kLanes) / kLanes * kLanes);
   static_assert(kTerms >= kLanes);
@@ -241,8 +240,8 @@ class FastForward {
 
   static ForwardWeights Weights(const Convolution& conv) { return {conv, kMatrices, 1}; }
 
-  // Past the cache, to write the transformed weights and read them again takes longer than the products of a small map:
-  // there they are made tile by tile, for some input channels at a time, and used at once by all units of a chunk.
+  // If the transformed weights exceed the cache, writing and reading them takes longer than the products of a small
+  // image. They are then made tile by tile, for some input channels at a time, and used by all units of a chunk.
   static bool TakesPlainWeights(const Convolution& conv) {
     return Weights(conv).size() * sizeof(float) > kWeightsInCache;
   }
@@ -251,14 +250,14 @@ class FastForward {
     return {conv, conv.w, {0, conv.taps_h, 1}, {0, conv.taps_w, 1}, AlongW::kR};
   }
 
-  // The weights of a tile: transformed.
+  // Transforms the weights of a tile.
   static void PutWeights(const WeightReader& reader, const ForwardWeights& weights, int first, int width,
                          float* target) {
     Transform(reader, first, width, 0, weights.channels, target + weights.Offset(first, width, first, 0, 0),
               weights.matrix_size());
   }
 
-  // Those of the input channels [begin, end): target[point][channel][vector][lane].
+  // Transforms the weights of the input channels [begin, end): target[point][channel][vector][lane].
   static void Transform(const WeightReader& reader, int first, int width, int begin, int end, float* target,
                         std::size_t matrix_pitch) {
     HWY_ALIGN float taps[kLanes][AlongH::kR * AlongW::kR][kLanes] = {};
@@ -278,7 +277,7 @@ class FastForward {
   const std::vector<std::ptrdiff_t>& taps() const { return taps_; }
   std::size_t expanded_size() const { return kMatrices * matrix_pitch(); }
   std::size_t vector_pitch() const { return static_cast<std::size_t>(panels_.grid().ChunkUnits()) * kLanes; }
-  // An odd number of vectors, for the cache sets' sake.
+  // An odd number of vectors, against conflicts in cache sets.
   std::size_t matrix_pitch() const {
     return static_cast<std::size_t>((panels_.grid().ChunkUnits() * panels_.x_vectors()) | 1) * kLanes;
   }
@@ -295,14 +294,14 @@ class FastForward {
     for (int i = 0; i < count; i++) units->push_back(i * kLanes);
   }
 
-  // Transforms all tiles of a chunk: [point][vector of channels][tile][lane], points in their natural order.
+  // Transforms all tiles of a chunk: [point][vector of channels][tile][lane], points in natural order.
   const float* Expand(int chunk, const float* packed, float* expanded, float* work) const {
     const StageTimer timer(Stage::kExpand);
     ExpandGroups<0>(chunk, packed, expanded, work);
     return expanded;
   }
 
-  // Transforms the sums of all points back, and writes the outputs.
+  // Applies the inverse transform to the sums of all points, and writes the outputs.
   void Finish(int chunk, const float* sums, std::size_t matrix_pitch, std::size_t vector_pitch, float* outputs,
               int first_vector, int vectors, const RowUnpacker& unpacker) const {
     const PanelGrid& grid = panels_.grid();
@@ -321,7 +320,7 @@ class FastForward {
           }
         }
       }
-      // All rows of a few channels before the next: rows may share cache lines.
+      // All rows of one vector of channels before the next vector: rows may share cache lines.
       for (int v = 0; v < vectors; v++) {
         for (int i = 0; i < grid.OutputRows(panel); i++) {
           unpacker.Unpack(panel.image, grid.OutputRow(panel, i), grid.FirstOutputColumn(panel),
@@ -333,7 +332,7 @@ class FastForward {
   }
 
  private:
-  // All points of one pair of channels, for a vector of output channels.
+  // All points of one input channel, for a vector of output channels.
   static HWY_INLINE void TransformTaps(const float (&taps)[AlongH::kR * AlongW::kR][kLanes], float* target,
                                        std::size_t matrix_pitch) {
     WeightDoubles half[AlongH::kR][AlongW::kPoints][2];
@@ -367,7 +366,7 @@ class FastForward {
     return hn::PromoteTo(kWeightDoubles, hn::Load(kHalf, p));
   }
 
-  // One point of a transform along an axis. Loops are unrolled, so that factors are constants and zeros cost nothing.
+  // One point of a transform along an axis. Unrolled, so that factors are constants and zeros cost nothing.
   template <class Axis, class Term>
   static HWY_INLINE WeightDoubles WeighedSum(int point, const Term& term) {
     WeightDoubles sum = hn::Zero(kWeightDoubles);
@@ -383,7 +382,7 @@ class FastForward {
   void ExpandGroups(int chunk, const float* packed, float* expanded, float* work) const {
     if constexpr (kGroup < S::kGroups) {
       const PackedPanels& p = panels_;
-      // Both points of a group, in one step of the transform.
+      // Both points of a group in one step of the transform.
       constexpr int kFirst = S::PointOfH(kGroup, 0), kSecond = S::PointOfH(kGroup, S::kGroupRows - 1);
       TileLine line{};
       line.row_pitch = p.x_row();
@@ -482,10 +481,10 @@ class ChannelForward {
   }
 
  private:
-  // Between the points of weights that were transformed here: an odd number of lines, for the cache sets' sake.
+  // Pitch between the points of weights transformed on the fly: an odd number of vectors, against cache set conflicts.
   static constexpr std::size_t kFreshPitch = static_cast<std::size_t>((Form::kTerms * kSumVectors) | 1) * kLanes;
 
-  // As many units as keep the transformed input in a core's L2 cache, so that weights are used often.
+  // As many units as keep the transformed input in L2, so that weights are reused often.
   static int ChooseUnits(const Convolution& conv) {
     constexpr double kCache = 1.2 * (1 << 20);
     const double unit = 4.0 * Form::kMatrices * (conv.in_channels + kBlockVectors * kLanes);
@@ -527,7 +526,7 @@ class ChannelForward {
     }
   }
 
-  // The same with weights that are transformed here, for a tile and some channels at a time.
+  // Like Multiply, with weights transformed on the fly, for a tile and some channels at a time.
   void TransformAndMultiply(const float* x, const std::vector<std::ptrdiff_t>& list, int first, int last, float* sums,
                             std::size_t matrix_pitch, std::size_t vector_pitch, float* fresh) const {
     UnitProducts op{};
@@ -552,7 +551,7 @@ class ChannelForward {
     });
   }
 
-  // Equal shares rather than a few units left over. Each fetches a share of the next weights ahead: they follow in memory.
+  // Units are cut into equal register tiles. Each prefetches its share of the next weights, which follow in memory.
   static HWY_INLINE void MultiplyUnits(UnitProducts op, const std::vector<std::ptrdiff_t>& list, int width,
                                        float* target, std::size_t vector_pitch, bool accumulate) {
     const int count = static_cast<int>(list.size()), tiles = CeilDiv(count, kSumRows);
@@ -568,7 +567,7 @@ class ChannelForward {
   const Convolution& conv_;
   const ForwardWeights weights_;
   const WeightReader reader_;
-  const float* transformed_;  // null: made here
+  const float* transformed_;  // null: transform on the fly
   const Form form_;
 };
 
@@ -578,7 +577,7 @@ void TransformAll(const Convolution& conv, float* transformed, const Runtime& ru
   const ForwardWeights weights = Form::Weights(conv);
   const WeightReader reader = Form::Reader(conv);
   constexpr int kBlock = kBlockVectors;
-  // The tiles are those of the products, which never cross the end of a block of output channels.
+  // Same tiles as in the products, which never cross the end of a block of output channels.
   runtime.parallel_for(CeilDiv(weights.vectors, kBlock), [&](std::int64_t begin, std::int64_t end) {
     for (int block = static_cast<int>(begin); block < end; block++) {
       const int last = std::min((block + 1) * kBlock, weights.vectors);
@@ -589,7 +588,7 @@ void TransformAll(const Convolution& conv, float* transformed, const Runtime& ru
   });
 }
 
-// Calls fn.template operator()<form>(): the one that was asked for, or direct summation where that does not serve.
+// Calls fn.template operator()<form>() with `Form`, or with direct summation if `Form` does not serve the problem.
 template <class Form, class Fn>
 auto WithForm(const Convolution& conv, const Fn& fn) {
   return Form::Serves(conv) ? fn.template operator()<Form>() : fn.template operator()<DirectForward>();

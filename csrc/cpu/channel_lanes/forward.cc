@@ -6,7 +6,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "channel_lanes/forward.cc"
 #include <hwy/foreach_target.h>  // includes this file again, once per target
-// foreach_target.h comes first
+// must come after foreach_target.h
 #include "channel_lanes/forward-inl.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -1,11 +1,11 @@
-// The forward kernels that hold channels in the lanes, and where to find them.
+// Forward kernels with channels in the lanes.
 #pragma once
 
 #include "common/scheme_kernels.h"
 
 namespace polyconv {
 
-// Null for a scheme that they are not compiled for.
+// Null if the scheme is not compiled for this engine.
 const SchemeKernels* FindChannelScheme(InstructionSet set, const SchemeShape& shape);
 
 }  // namespace polyconv

@@ -1,7 +1,7 @@
-// The weight gradient with channels in the lanes: pack pixels, transform tiles, multiply and sum, transform back.
+// Weight gradient with channels in the lanes: pack pixels, transform tiles, multiply and sum, transform back.
 //
-// The order of every sum follows from the sizes alone. Sums are cut: a chunk's products are added in registers, the
-// chunks of a slice in its own accumulators, and the slices in double, so that errors do not grow with the image.
+// The order of every sum follows from the sizes alone. Products of a chunk are summed in registers, chunks of a slice
+// in its own accumulators, and slices in double, so that errors do not grow with the image.
 #if defined(POLYCONV_CPU_CHANNEL_LANES_GRADIENT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef POLYCONV_CPU_CHANNEL_LANES_GRADIENT_INL_H_
 #undef POLYCONV_CPU_CHANNEL_LANES_GRADIENT_INL_H_
@@ -28,14 +28,14 @@ HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
 
-// The last steps are in double: half a vector of channels at a time.
+// The last steps are in double, half a vector of channels at a time.
 using DoubleTag = hn::ScalableTag<double>;
 using Doubles = hn::Vec<DoubleTag>;
 inline constexpr DoubleTag kDoubles{};
 inline constexpr int kDoubleLanes = hn::MaxLanes(DoubleTag());
 using HalfTag = hn::Rebind<float, DoubleTag>;
 
-// The accumulators of one channel with kDoubleLanes others, of all matrices.
+// Accumulators of one channel with kDoubleLanes others, for all matrices.
 struct SumView {
   const float* first;
   std::size_t matrix_pitch;
@@ -49,7 +49,7 @@ struct SumView {
 class DirectGradient {
  public:
   static constexpr int kGroups = 1;
-  static constexpr int kTapsH = 1 << 20, kTapsW = 1 << 20;  // any kernel in one go
+  static constexpr int kTapsH = 1 << 20, kTapsW = 1 << 20;  // any kernel at once
   static constexpr int kMostUnits = 128;
 
   DirectGradient(const Convolution& conv, int units)
@@ -81,7 +81,7 @@ class DirectGradient {
     return {panel.rows, panel.columns};
   }
 
-  // write(r, s, sums) for every tap.
+  // Calls write(r, s, sums) for every tap.
   template <class Write>
   HWY_INLINE void Finish(const SumView& sums, const Write& write) const {
     for (int r = 0, tap = 0; r < conv_.taps_h; r++) {
@@ -89,7 +89,7 @@ class DirectGradient {
     }
   }
 
-  // Products that are summed in sequence.
+  // Products that are summed sequentially.
   int longest() const { return panels_.grid().PanelUnits(); }
 
  private:
@@ -97,7 +97,7 @@ class DirectGradient {
   const PackedPanels panels_;
 };
 
-// A Cook-Toom scheme: one matrix per point, and per slot where segments of taps are nested.
+// A Cook-Toom scheme: one matrix per point, and per slot if segments of taps are nested.
 template <class AlongH, class AlongW, bool kNested>
 class FastGradient {
  public:
@@ -105,7 +105,7 @@ class FastGradient {
   static constexpr int kGroups = S::kGroups;
   static constexpr int kTapsH = S::kTapsH, kTapsW = S::kTapsW;
   static constexpr int kMatrices = S::kGroupPoints * S::kSlots;
-  static constexpr int kMostUnits = 64;  // transformed tiles take more of the cache than pixels do
+  static constexpr int kMostUnits = 64;  // transformed tiles take more of the cache than pixels
 
   FastGradient(const Convolution& conv, int units)
       : conv_(conv), panels_(conv, TileShape{AlongH::kM, S::kUnitColumns, kTapsH, kTapsW, true}, units) {}
@@ -163,7 +163,7 @@ class FastGradient {
 
  private:
   std::size_t vector_pitch() const { return static_cast<std::size_t>(panels_.grid().ChunkUnits()) * kLanes; }
-  // An odd number of vectors, for the cache sets' sake.
+  // An odd number of vectors, against conflicts in cache sets.
   std::size_t matrix_pitch() const {
     const int vectors = panels_.grid().ChunkUnits() * (panels_.x_vectors() + panels_.dy_vectors());
     return static_cast<std::size_t>(vectors | 1) * kLanes;
@@ -204,7 +204,7 @@ class FastGradient {
     }
   }
 
-  // The sums of one point of H, back along W. Of nested segments, slot 0 belongs to both.
+  // Inverse along W of the sums of one point of H. With nested segments, slot 0 belongs to both.
   static HWY_INLINE void FinishRow(const SumView& sums, int first_matrix, Doubles (&row)[kTapsW]) {
     Doubles taps[S::kBlocks][AlongW::kR];
     POLYCONV_UNROLL
@@ -221,7 +221,7 @@ class FastGradient {
         }
       }
     }
-    // The first of two segments has kM taps, the second starts behind them.
+    // The first of two segments has kM taps, the second follows it.
     POLYCONV_UNROLL
     for (int s = 0; s < kTapsW; s++) {
       const int block = kNested && s >= AlongW::kM ? 1 : 0;
@@ -233,14 +233,14 @@ class FastGradient {
   const PackedPanels panels_;
 };
 
-// How the work is shared out. Either slices of chunks, each with accumulators of its own and worked on by one thread,
-// the operands of one group of points at a time staying in its L2 cache; or, where there are too many channels for
-// that, all threads prepare a slab of chunks and then share out the accumulators. Where one slab is all there is, as of
-// small maps, the sums of some channels are finished before those of others begin: they never leave the cache.
+// Distribution of the work. Sliced: chunks are cut into slices, each with its own accumulators and processed by one
+// thread, with the operands of one group of points at a time in its L2. Otherwise, with too many channels for that: all
+// threads prepare a slab of chunks, then divide the accumulators among them. If there is only one slab, as for small
+// images, the sums of some channels are finished before those of others begin, and never leave the cache.
 struct GradientCut {
   int units;  // wanted per chunk
   bool sliced;
-  int parts;  // slices or slabs
+  int parts;  // number of slices or slabs
 };
 
 template <class Form>
@@ -269,12 +269,12 @@ class ChannelGradient {
  private:
   static constexpr int kMostUnits = Form::kMostUnits;
   static constexpr double kMiB = 1 << 20;
-  static constexpr double kCache = 1.6 * kMiB;      // of a core's L2, for chunks of the size that suits the products
-  static constexpr double kMostCache = 2.4 * kMiB;  // for the smallest ones: still better than sharing slabs
-  static constexpr double kMemory = 64 * kMiB;      // accumulators of all slices, or operands of a slab
-  static constexpr double kSumsInCache = 0.4;       // of the L2, for sums that are finished from there
+  static constexpr double kCache = 1.6 * kMiB;      // L2 budget [bytes] of chunks with the best size for the products
+  static constexpr double kMostCache = 2.4 * kMiB;  // L2 budget of the smallest chunks: still better than sharing slabs
+  static constexpr double kMemory = 64 * kMiB;      // accumulators of all slices, or operands of a slab [bytes]
+  static constexpr double kSumsInCache = 0.4;       // share of L2 for sums that are finished from there
 
-  // Which channels are in the vectors, and which are broadcast.
+  // Which channels are in the vectors; the others are broadcast.
   struct Layout {
     SumLayout layout;
     bool input_in_vectors;
@@ -296,7 +296,7 @@ class ChannelGradient {
       const double alive = sizeof(float) * (panels.chunk_size() + form.operands_size() + GroupSums(form));
       if (alive > (units > kMostUnits / 2 ? kCache : kMostCache)) continue;
       const int most = std::max(1, static_cast<int>(kMemory / (AllSums(form) * sizeof(float))));
-      // Many slices serve many threads, but each costs as much as another chunk.
+      // More slices serve more threads, but each costs as much as another chunk.
       const int chunks = panels.grid().chunks();
       const int slices = std::clamp(chunks / 16, std::min(8, CeilDiv(chunks, 4)), 16);
       if (slices == 1) break;
@@ -308,13 +308,13 @@ class ChannelGradient {
     return {kMostUnits, false, CeilDiv(chunks, at_a_time)};
   }
 
-  // What a slab keeps of a chunk.
+  // Floats that a slab keeps of a chunk.
   static std::size_t ChunkOperands(const Form& form) {
     const std::size_t operands = form.operands_size() * Form::kGroups;
     return operands > 0 ? operands : form.panels().chunk_size();
   }
 
-  // Some of the channels that are broadcast, whole vectors of them, with sums of their own.
+  // A range of the broadcast channels, in whole vectors, with its own sums.
   struct RowRange {
     int first_row;
     SumLayout layout;
@@ -326,7 +326,7 @@ class ChannelGradient {
   }
   RowRange AllRows() const { return Rows(0, row_vectors()); }
 
-  // One matrix of one chunk: sums += or = its products.
+  // One matrix of one chunk: sums = or += its products.
   void Multiply(int chunk, int matrix, const RowRange& range, const float* packed, const float* operands, float* sums,
                 bool accumulate) const {
     for (int block = 0; block < form_.blocks(chunk); block++) {
@@ -402,7 +402,7 @@ class ChannelGradient {
     if (problem_.db != nullptr) FinishBias(bias.data(), 1);
   }
 
-  // The operands of some chunks, side by side, and the sums of their dy unless `bias` is null.
+  // Prepares the operands of some chunks, side by side, and sums their dy unless `bias` is null.
   void PrepareSlab(int first, int count, float* operands, double* bias, const Runtime& runtime) const {
     const PackedPanels& panels = form_.panels();
     const bool expands = form_.operands_size() > 0;
@@ -422,7 +422,7 @@ class ChannelGradient {
     });
   }
 
-  // Their products. The items are enough for many threads, and each has accumulators of its own.
+  // Products of a slab. There are enough items for many threads, each with its own accumulators.
   void MultiplySlab(int first, int count, const float* operands, float* sums, const Runtime& runtime) const {
     const int matrices = form_.matrices() * Form::kGroups, vectors = row_vectors();
     const int parts = std::min(vectors, CeilDiv(128, matrices));
@@ -437,7 +437,7 @@ class ChannelGradient {
     });
   }
 
-  // The products of all chunks, which are one slab, and dw of them, a range of channels after the other.
+  // Products of all chunks, which form one slab, and dw from them, one range of channels after another.
   void MultiplyAndFinish(const float* operands, const Runtime& runtime) const {
     constexpr int kRanges = 16;  // enough for many threads
     const int matrices = form_.matrices() * Form::kGroups, vectors = row_vectors();
@@ -472,7 +472,7 @@ class ChannelGradient {
     }
   }
 
-  // To the accumulators of the first slice, in double.
+  // Adds all slices to the accumulators of the first, in double.
   void AddSlices(float* accumulators, int slices, const Runtime& runtime) const {
     const StageTimer timer(Stage::kInvert);
     if (slices == 1) return;
@@ -497,8 +497,7 @@ class ChannelGradient {
     });
   }
 
-  // The same for some tiles of a range. dw is written along its rows: those of an output channel, where input channels
-  // are neighbours.
+  // Finish for some tiles of a range. dw is written along the rows of an output channel: input channels are neighbours.
   void FinishRows(const RowRange& range, int first_tile, int last_tile, const float* accumulators) const {
     const SumLayout& layout = range.layout;
     const auto finish_row = [&](int row, int r, int v, int width, std::size_t offset) {
@@ -555,7 +554,7 @@ class ChannelGradient {
   const Form form_;
 };
 
-// Halves of the output or input channels until the accumulators fit the memory.
+// Halves the output or input channels until the accumulators fit the memory.
 template <class Form>
 void RunSplit(const WeightGradient& problem, const Runtime& runtime) {
   constexpr std::size_t kMost = std::size_t{64} << 20;
@@ -580,7 +579,7 @@ void RunSplit(const WeightGradient& problem, const Runtime& runtime) {
   RunSplit<Form>(second, runtime);
 }
 
-// Kernels that are longer than the scheme's, segment by segment.
+// Runs kernels longer than the scheme's segment by segment.
 template <class Form>
 void RunGradient(const WeightGradient& problem, const Runtime& runtime) {
   for (int r = 0; r < problem.conv.taps_h; r += Form::kTapsH) {

@@ -1,4 +1,4 @@
-// The weight gradient, in plain numbers and pointers: what is asked for, and which kernels there are.
+// Weight gradient: problem description, and its kernels.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace polyconv {
 
-// dw[k, c, r, s] = sum over n, i, j of dy[n, k, i, j] x[n, c, i sh + r dh - top, j sw + s dw - left], and
-// db[k] = sum over n, i, j of dy[n, k, i, j].
+// dw[k, c, r, s] = sum over n, i, j of dy[n, k, i, j] x[n, c, i sh + r dh - top, j sw + s dw - left]
+// db[k] = sum over n, i, j of dy[n, k, i, j]
 struct WeightGradient {
   Convolution conv;  // the forward pass: `y` is dy and only read, the strides of `w` are those of dw
   float* dw;
@@ -19,12 +19,12 @@ struct WeightGradient {
 
 struct GradientKernels {
   void (*run)(const WeightGradient&, const Runtime&);
-  // How the sums are cut, from the inside out: products (direct) or tiles that are added in sequence, then such sums,
-  // and so on. Depends on the sizes only.
+  // Lengths of the nested sums, from the inside out: products (direct) or tiles that are added sequentially, then such
+  // sums, and so on. Depends on the sizes only.
   std::vector<std::int64_t> (*blocks)(const Convolution&);
 };
 
-// Each gives null for schemes of another family.
+// These return null for a scheme of another file.
 const GradientKernels* FindSquareGradient(InstructionSet set, const SchemeShape& shape);
 const GradientKernels* FindLongGradient(InstructionSet set, const SchemeShape& shape);
 

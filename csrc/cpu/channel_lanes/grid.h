@@ -1,11 +1,11 @@
-// How the output of a convolution is cut where the lanes of vectors are channels: integer arithmetic only.
+// Cut of a convolution's output if the lanes are channels: integer arithmetic only.
 //
 //   phase   with dilation d and stride s, the output rows a, a + d', a + 2d', ... with d' = d / gcd(d, s) read rows of
 //           one lattice of the input, d apart: output row i of the phase reads the lattice's rows i s' ... + taps - 1,
-//           s' = s / gcd(d, s). Other rows are not packed at all
+//           s' = s / gcd(d, s). Other rows are not packed
 //   tile    outputs that are computed together: those of an algorithm, or a single one
 //   panel   a rectangle of tiles of one image and row phase, with all column phases: its pixels are packed once
-//   chunk   what one thread works on at a time: a panel, or several small ones
+//   chunk   work item of a thread: a panel, or several small ones
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 
 namespace polyconv {
 
-// What an algorithm computes at a time: outputs per tile and the taps that its inputs span.
+// Outputs per tile, and the taps that its inputs span.
 struct TileShape {
   int rows, columns;
   int taps_h, taps_w;
@@ -41,7 +41,7 @@ class PanelGrid {
     column_phases_ = std::min(column_dilation_, conv.out_width);
     tile_rows_ = CeilDiv(CeilDiv(conv.out_height, row_dilation_), tile.rows);
     tile_columns_ = CeilDiv(CeilDiv(conv.out_width, column_dilation_), tile.columns);
-    // Whole rows of tiles where they fit, parts of equal size where they do not.
+    // Whole rows of tiles if they fit, otherwise parts of equal size.
     const int columns = std::max(1, wanted_units / column_phases_);
     panel_columns_ = CeilDiv(tile_columns_, CeilDiv(tile_columns_, columns));
     const int rows = std::max(1, wanted_units / (panel_columns_ * column_phases_));
@@ -75,7 +75,7 @@ class PanelGrid {
   int ChunkUnits() const { return PanelUnits() * panels_per_chunk_; }
   int Units(const Panel& panel) const { return panel.rows * panel.columns * column_phases_; }
 
-  // Pixels of a panel: rows of the lattice, and columns without gaps.
+  // Pixels of a panel: rows of the lattice, and all columns.
   int OutputRows(const Panel& panel) const { return panel.rows * tile_.rows; }
   int InputRows(const Panel& panel) const { return (OutputRows(panel) - 1) * row_stride_ + tile_.taps_h; }
   int MostOutputRows() const { return panel_rows_ * tile_.rows; }
@@ -85,7 +85,7 @@ class PanelGrid {
     return (OutputColumns() - 1) * conv_.stride_w + (tile_.taps_w - 1) * conv_.dilation_w + 1;
   }
 
-  // Where they lie in the images. A row or column outside is part of the border, or of a tile that juts out.
+  // Positions of these pixels in the images. Those outside belong to the border, or to tiles beyond the image.
   int OutputRow(const Panel& panel, int row) const {
     return panel.phase + row_dilation_ * (panel.first_row * tile_.rows + row);
   }
@@ -96,7 +96,7 @@ class PanelGrid {
   int FirstOutputColumn(const Panel& panel) const { return panel.first_column * tile_.columns * column_dilation_; }
   int FirstInputColumn(const Panel& panel) const { return FirstOutputColumn(panel) * conv_.stride_w - conv_.left; }
 
-  // Whether any tap reads this row: a stride may jump over some.
+  // Whether any tap reads this row: a stride may skip rows.
   bool IsRead(int input_row) const { return input_row % row_stride_ < tile_.taps_h; }
 
  private:

@@ -1,7 +1,7 @@
-// Packing: pixels of an image of any memory layout as vectors of channels, the border resolved.
+// Packing: pixels of an image with any strides as vectors of channels, with the border resolved.
 //
-// After packing a pixel is the address of a vector, so that dilation, stride and the overlap of tiles are arithmetic on
-// addresses. A packed row is [vector of channels][column][lane]; lanes behind the last channel are zeros.
+// A packed pixel is the address of a vector, so dilation, stride and the overlap of tiles are address arithmetic. A
+// packed row is [vector of channels][column][lane]; lanes behind the last channel are zeros.
 #if defined(POLYCONV_CPU_CHANNEL_LANES_PACK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef POLYCONV_CPU_CHANNEL_LANES_PACK_INL_H_
 #undef POLYCONV_CPU_CHANNEL_LANES_PACK_INL_H_
@@ -21,7 +21,7 @@ HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
 
-// Images as they lie in memory. Strides are in elements.
+// Images in memory. Strides are in elements.
 struct PixelSource {
   const float* data;
   std::ptrdiff_t batch, channel, row, column;
@@ -50,9 +50,9 @@ HWY_INLINE hn::Vec<D> LoadBlocks(D d, const float* const* rows, std::ptrdiff_t c
   }
 }
 
-// 4 kQuads columns of kLanes channels, each channel at its own address, to as many vectors of channels. All columns of a
-// channel are read before those of the next four channels: images whose sizes are powers of two have all channels in
-// the same few cache sets, where no line survives until its next use.
+// Transposes 4 kQuads columns of kLanes channels, each channel with its own address, to as many vectors of channels.
+// All columns of a channel are read before those of the next four channels: with image sizes that are powers of two,
+// all channels map to the same few cache sets, and no line survives until its next use.
 template <int kQuads>
 HWY_INLINE void TransposeColumns(const float* const* channels, std::ptrdiff_t column, float* target) {
   const hn::Repartition<double, FloatTag> pairs;
@@ -81,11 +81,11 @@ class RowPacker {
 
   int vectors() const { return vectors_; }
 
-  // Columns [first, first + count) of a row, either of which may lie outside. The target is aligned to a vector, its
-  // vectors of channels are `vector_pitch` floats apart.
+  // Packs the columns [first, first + count) of a row; both may lie outside of the image. The target is aligned to a
+  // vector, its vectors of channels are `vector_pitch` floats apart.
   void Pack(int image, int row, int first, int count, float* target, std::size_t vector_pitch) const {
     const int inside_row = SourceIndex(source_.border, row, source_.height);
-    // [begin, end) is what lies inside the image.
+    // [begin, end) is inside the image.
     const int begin = inside_row < 0 ? count : std::clamp(-first, 0, count);
     const int end = std::clamp(source_.width - first, begin, count);
     const float* pixels = source_.data + image * source_.batch + inside_row * source_.row;
@@ -125,7 +125,7 @@ class RowPacker {
     }
   }
 
-  // Columns that are neighbours in memory, at least four.
+  // Columns that are contiguous in memory, at least four.
   void PackColumns(const float* pixels, int filled, int begin, int end, float* target) const {
     constexpr int kQuads = kLanes >= 8 ? kLanes / 4 : 2;
     constexpr int kBlock = 4 * kQuads;
@@ -137,7 +137,7 @@ class RowPacker {
       }
     };
     const auto pack_fours = [&](int from, int to) {
-      for (int i = from; i < to; i += 4) {  // they may overlap with their neighbours
+      for (int i = from; i < to; i += 4) {  // the last four may overlap those before them
         const int first = std::min(i, end - 4);
         point_at(first);
         TransposeColumns<1>(channels, 0, target + first * kLanes);
@@ -175,13 +175,12 @@ class RowPacker {
   const int vectors_;
 };
 
-// The way back: from vectors of channels to an image of any memory layout.
+// Inverse of packing: from vectors of channels to an image with any strides.
 class RowUnpacker {
  public:
   explicit RowUnpacker(const Convolution& conv) : conv_(conv) {}
 
-  // Columns [first, first + count) of a row, without those outside, of one vector of channels; adds the bias
-  // and applies the epilogue.
+  // Writes columns [first, first + count) of a row, as far as they exist, of one vector of channels; with epilogue.
   void Unpack(int image, int row, int first, int count, const float* source, int vector) const {
     if (row >= conv_.out_height) return;
     const int channel = vector * kLanes, filled = std::min(kLanes, conv_.out_channels - channel);

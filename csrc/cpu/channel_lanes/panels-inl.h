@@ -1,4 +1,4 @@
-// Panels of packed pixels: what a chunk of work reads.
+// Panels of packed pixels, the input of a chunk.
 #if defined(POLYCONV_CPU_CHANNEL_LANES_PANELS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef POLYCONV_CPU_CHANNEL_LANES_PANELS_INL_H_
 #undef POLYCONV_CPU_CHANNEL_LANES_PANELS_INL_H_
@@ -16,15 +16,14 @@ HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
 
-// The pixels of a panel: [row][vector of channels][column][lane], first of x, then of dy. The forward pass writes
-// outputs where the weight gradient reads dy.
+// Pixels of a panel: [row][vector of channels][column][lane], first of x, then of dy (forward pass: outputs).
 class PackedPanels {
  public:
   PackedPanels(const Convolution& conv, const TileShape& tile, int wanted_units)
       : grid_(conv, tile, wanted_units),
         x_(InputPixels(conv)),
         dy_(OutputPixels(conv)),
-        // Odd numbers of columns keep the rows out of one another's cache sets.
+        // Odd numbers of columns, against conflicts of rows in cache sets.
         x_vector_(static_cast<std::size_t>(grid_.InputColumns() | 1) * kLanes),
         dy_vector_(static_cast<std::size_t>(grid_.OutputColumns() | 1) * kLanes),
         x_size_(x_row() * grid_.MostInputRows()) {}
@@ -72,7 +71,7 @@ class PackedPanels {
   }
 
  private:
-  // Pixels outside are zeros. Four sums side by side, then double.
+  // Adds a row of dy to the bias gradient; pixels outside are zeros. Four parallel float sums, then double.
   void AddRow(const float* dy, double* bias) const {
     constexpr int kStreams = 4;
     const int columns = grid_.OutputColumns();

@@ -23,7 +23,7 @@ inline constexpr int kSumRows = 4;
 #endif
 inline constexpr int kSumVectors = 3;
 
-// Rows of the next tile when so many are left: a power of two, so that no tile straddles two vectors.
+// Rows of the next tile if `remaining` are left: a power of two, so that no tile straddles two vectors.
 constexpr int NextRows(int remaining) {
   int rows = 1;
   while (rows < remaining && rows < kSumRows) rows *= 2;
@@ -35,15 +35,15 @@ constexpr int NextVectors(int remaining) {
   return remaining == 4 ? 2 : std::min(remaining, kSumVectors);
 }
 
-// Packed pixels or transformed tiles, seen as a list of vectors of channels. Pitches are in floats.
+// Packed pixels or transformed tiles as a list of vectors of channels. Pitches are in floats.
 struct ChannelOperand {
   const float* data;
   std::size_t vector_pitch;  // between vectors of channels
   std::size_t column_pitch;  // between neighbours in a row of the list
-  std::size_t row_pitch;     // between rows of it
+  std::size_t row_pitch;     // between rows of the list
 };
 
-// What is summed at a time: rows x columns products.
+// row_count x column_count products per pair of channels, summed in one call.
 struct ProductBlock {
   ChannelOperand rows, vectors;
   int row_count, column_count;
@@ -94,17 +94,17 @@ HWY_INLINE void SumTile(int vectors, const ProductBlock& block, float* sums, boo
   SumTile<kRows, 1>(block, sums, accumulate);
 }
 
-// The sums of all pairs of channels, a matrix of register tiles: [tile of rows][tile of vectors][row][vector][lane].
+// Sums of all pairs of channels, a matrix of register tiles: [tile of rows][tile of vectors][row][vector][lane].
 struct SumLayout {
   int rows;     // channels that are broadcast
   int vectors;  // of the other channels
 
   int padded_rows() const { return rows / kSumRows * kSumRows + (rows % kSumRows ? NextRows(rows % kSumRows) : 0); }
   int row_tiles() const { return CeilDiv(rows, kSumRows); }
-  // An odd number of vectors: matrices that follow one another do not meet in the same cache sets.
+  // An odd number of vectors, against conflicts of consecutive matrices in cache sets.
   std::size_t size() const { return static_cast<std::size_t>(padded_rows() * vectors | 1) * kLanes; }
 
-  // Calls fn(first row, rows, first vector, vectors, offset of the tile) for some tiles of rows and all of vectors.
+  // Calls fn(first row, rows, first vector, vectors, offset of the tile) for a range of row tiles and all vector tiles.
   template <class Fn>
   HWY_INLINE void ForTiles(int first_row_tile, int last_row_tile, const Fn& fn) const {
     for (int v = 0, width; v < vectors; v += width) {
@@ -116,12 +116,12 @@ struct SumLayout {
     }
   }
 
-  // Where a tile begins, behind the whole rows before it and so many vectors of its own rows.
+  // Offset of a tile: behind the whole rows before it and `vectors_before` vectors of its own rows.
   std::size_t TileOffset(int first_row, int vectors_before) const {
     return (static_cast<std::size_t>(first_row) * vectors + vectors_before) * kLanes;
   }
 
-  // A measure of the time that the products take: multiply-adds or loads, whichever are more.
+  // Relative time of the products: multiply-adds or loads, whichever are more.
   double Cost() const {
     double cost = 0;
     ForTiles(0, row_tiles(),
@@ -130,7 +130,7 @@ struct SumLayout {
   }
 };
 
-// sums += or = the products of a block.
+// sums = or += the products of a block.
 inline void SumProducts(const SumLayout& layout, const ProductBlock& block, float* sums, bool accumulate) {
   layout.ForTiles(0, layout.row_tiles(), [&](int row, int height, int v, int width, std::size_t offset) {
     ProductBlock tile = block;

@@ -1,8 +1,7 @@
-// The transforms of the weight gradient, in lanes of channels.
+// Transforms of the weight gradient, with channels in the lanes.
 //
-// y = A^T [(G w) * (B^T x)], so by the chain rule dw = G^T [(A dy) * (B^T x)]: the input is transformed as in the forward
-// pass, the outputs' gradient by the powers of the points, and all that is not dyadic waits in G^T until the end, where
-// it is applied once, in double.
+// y = A^T [(G w) * (B^T x)], so by the chain rule dw = G^T [(A dy) * (B^T x)]: x is transformed as in the forward pass,
+// dy by the powers of the points. All non-dyadic factors are in G^T, which is applied once, at the end, in double.
 #if defined(POLYCONV_CPU_CHANNEL_LANES_TRANSFORM_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef POLYCONV_CPU_CHANNEL_LANES_TRANSFORM_INL_H_
 #undef POLYCONV_CPU_CHANNEL_LANES_TRANSFORM_INL_H_
@@ -16,13 +15,13 @@ HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
 
-// Groups of points: pairs +p and -p, which share most of their work, and last {0, infinity}. See Scheme::PointOfH.
+// Groups of points: pairs +p and -p, which share most of their work; the last is {0, infinity}. See Scheme::PointOfH.
 template <class Alg>
 inline constexpr int kPointGroups = Alg::kIsTrivial ? 1 : Alg::kPoints / 2;
 template <class Alg>
 inline constexpr int kGroupOfPoints = Alg::kIsTrivial ? 1 : 2;
 
-// The points of one group of B^T x.
+// Points of one group of B^T x.
 template <class Alg, int kGroup>
 HWY_INLINE void InputGroup(const Floats* x, Floats* out) {
   if constexpr (Alg::kIsTrivial) {
@@ -53,7 +52,7 @@ HWY_INLINE Floats SumPowers(const Floats* dy) {
   }
 }
 
-// The points of one group of A dy.
+// Points of one group of A dy.
 template <class Alg, int kGroup>
 HWY_INLINE void OutputGradientGroup(const Floats* dy, Floats* out) {
   if constexpr (Alg::kIsTrivial) {
@@ -69,7 +68,7 @@ HWY_INLINE void OutputGradientGroup(const Floats* dy, Floats* out) {
   }
 }
 
-// All points of A dy, in their natural order.
+// All points of A dy, in natural order.
 template <class Alg, int kGroup = 0>
 HWY_INLINE void TransformOutputGradient(const Floats* dy, Floats* out) {
   if constexpr (Alg::kIsTrivial) {
@@ -83,13 +82,13 @@ HWY_INLINE void TransformOutputGradient(const Floats* dy, Floats* out) {
   }
 }
 
-// Stores in sequence to many places at a time, none of them in the L1 cache: the line after the next is fetched ahead.
+// Store in one of many sequential streams, none of them in L1: prefetches the line after the next.
 HWY_INLINE void StoreOnward(float* place, Floats v) {
   StoreAligned(place, v);
   __builtin_prefetch(place + 2 * kLanes, 1, 3);
 }
 
-// A row of tiles of one vector of channels: where the pixels are, and where the transformed ones go.
+// A row of tiles of one vector of channels: source and target of a transform.
 struct TileLine {
   const float* pixels;       // of the first tile
   std::size_t row_pitch;     // between rows of pixels
@@ -100,7 +99,7 @@ struct TileLine {
   std::size_t group_pitch;  // between the points of a group along H
 };
 
-// The points of a group along H first, for every column of the line: half[point][column][lane].
+// Transforms every column of the line to the points of a group along H: half[point][column][lane].
 template <class Alg, int kGroup, bool kOfInput>
 HWY_INLINE void TransformColumns(const TileLine& line, int columns, float* half) {
   constexpr int kRows = kOfInput ? Alg::kPoints : Alg::kM;
@@ -126,7 +125,7 @@ HWY_INLINE void LoadColumns(const float* half, Floats* out) {
   for (int i = 0; i < kCount; i++) out[i] = hn::Load(kFloats, half + i * kLanes);
 }
 
-// The factors of x: X1, X0 - X1 and X2 - X1 of three neighbouring blocks where segments are nested, X0 otherwise.
+// Factors of x: X1, X0 - X1 and X2 - X1 of three neighbouring blocks if segments are nested, otherwise X0.
 template <class S, int kGroup>
 HWY_NOINLINE void ExpandInput(const TileLine& line, float* half) {
   using W = typename S::W;
@@ -169,7 +168,7 @@ HWY_NOINLINE void ExpandInput(const TileLine& line, float* half) {
   }
 }
 
-// The factors of dy: D0 + D1, D0 and D1 of two neighbouring blocks, or D0.
+// Factors of dy: D0 + D1, D0 and D1 of two neighbouring blocks if segments are nested, otherwise D0.
 template <class S, int kGroup>
 HWY_NOINLINE void ExpandOutputGradient(const TileLine& line, float* half) {
   using W = typename S::W;

@@ -1,4 +1,4 @@
-// What stands outside an image.
+// Values outside the image.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 
 namespace polyconv {
 
-// The pixel that stands at `index` along an axis of `extent` pixels, or -1 where a zero does. Tiles that jut out may ask
-// for places beyond any border: what they get is multiplied by zeros and only has to exist.
+// Index of the pixel whose value stands at `index` along an axis of `extent` pixels, or -1 for zero. Tiles may extend
+// beyond any border: values from there are multiplied by zeros, the index only has to be valid.
 inline int SourceIndex(Border border, int index, int extent) {
   if (index >= 0 && index < extent) return index;
   switch (border) {

@@ -9,10 +9,10 @@ namespace polyconv {
 namespace {
 
 constexpr std::size_t kKiB = 1024;
-constexpr std::size_t kLeast = 256 * kKiB, kMost = 2048 * kKiB;  // virtual machines are told of more than there is
+constexpr std::size_t kLeast = 256 * kKiB, kMost = 2048 * kKiB;  // virtual machines often report too much
 
 std::size_t AskSystem() {
-  const long told = sysconf(_SC_LEVEL2_CACHE_SIZE);  // 0 or -1 where nobody knows
+  const long told = sysconf(_SC_LEVEL2_CACHE_SIZE);  // 0 or -1 if unknown
   return told > 0 ? std::clamp(static_cast<std::size_t>(told), kLeast, kMost) : 1024 * kKiB;
 }
 

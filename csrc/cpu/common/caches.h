@@ -1,18 +1,17 @@
-// The data caches of a core: what is alive at a time is cut to fit them.
-//
-// A chunk has to be large, so that the weights that stream past serve many tiles, and small enough to stay in L2 from
-// the image to the output. Cores in use have from 256 KiB to 2 MiB of it, and the best cut of one is up to a third
-// slower on the other. Cuts are pure functions of the problem and of these sizes: same machine, same bits.
+// Cache sizes that the work is cut for.
+// A chunk must be large, so that streamed weights serve many tiles, and small enough to stay in L2 from input to
+// output. L2 sizes in use range from 256 KiB to 2 MiB; the best cut for one is up to a third slower on the other. Cuts
+// are pure functions of the problem and of these sizes: same machine, same bits.
 #pragma once
 
 #include <cstddef>
 
 namespace polyconv {
 
-// Bytes of a core's L2 cache, as the system tells it, within the sizes that the cuts were made for.
+// Size of a core's L2 cache [bytes] as the system reports it, clamped to the range that the cuts were designed for.
 std::size_t L2Bytes();
 
-// Another size from now on: for tests. Calls that are under way keep what they have asked for.
+// Overrides the size, for tests. Running calls keep the size that they read.
 void SetL2Bytes(std::size_t bytes);
 
 }  // namespace polyconv

@@ -1,4 +1,4 @@
-// What the engine is asked for, in plain numbers and pointers. Nothing here knows torch or the instruction set.
+// Problem description for the engines: plain numbers and pointers, independent of torch and of the instruction set.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace polyconv {
 
-// What stands outside the image. Python sends the values, and knows them by their names: see torch/facts.cc.
+// Padding mode. Python finds the values by their names: see bindings/facts.cc.
 enum class Border : int { kZeros = 0, kReflect, kReplicate, kCircular, kCount };
 
 constexpr const char* NameOf(Border border) {
@@ -28,34 +28,34 @@ constexpr const char* NameOf(Border border) {
   return "";
 }
 
-// The sizes of a correlation, and how its tensors lie in memory; not where.
+// Sizes and strides of a correlation.
 struct ConvolutionShape {
   int batch, in_channels, out_channels;  // channels of one group
   int in_height, in_width, out_height, out_width;
   int taps_h, taps_w;
-  int top, left;  // rows and columns of border before the image; negative where it is cropped
+  int top, left;  // rows and columns of border before the image; negative: cropped
   int stride_h, stride_w;
   int dilation_h, dilation_w;
   Border border;
 
-  // In elements, of any sign and size: NCHW, channels_last, slices and expanded scalars are all the same to the kernels.
+  // Strides in elements, of any sign and size. NCHW, channels_last, slices and expanded tensors need no special cases.
   std::ptrdiff_t x_batch, x_channel, x_row, x_column;
   std::ptrdiff_t y_batch, y_channel, y_row, y_column;
   std::ptrdiff_t w_out, w_in, w_row, w_column;
 };
 
 // A correlation: y[n, k, i, j] = bias[k] + sum w[k, c, r, s] x[n, c, i sh + r dh - top, j sw + s dw - left].
-// The input gradient of a convolution of unit stride is one too, with channels exchanged and negative strides over the
-// taps; that of a strided one is several, one per residue class of its pixels: see lattice.h.
+// The input gradient of a unit-stride convolution is also one, with channels exchanged and negative strides over the
+// taps; with a stride it is several, one per residue class of its pixels: see lattice.h.
 struct Convolution : ConvolutionShape {  // of one group
   const float* x;
   const float* w;
   const float* bias;  // may be null
   float* y;
-  Epilogue<float> epilogue;  // of forward passes
+  Epilogue<float> epilogue;  // forward passes only
 };
 
-// What the lanes of vectors hold in a forward pass.
+// Meaning of the vector lanes in a forward pass.
 enum class Lanes : int { kTiles = 0, kChannels, kCount };
 
 constexpr const char* NameOf(Lanes lanes) {
@@ -70,15 +70,15 @@ constexpr const char* NameOf(Lanes lanes) {
   return "";
 }
 
-// How the work is cut. Zero means: let the engine choose.
+// Cut of the work. 0: the engine chooses.
 struct Schedule {
   enum Mode : int { kAutomatic = 0, kFused = 1, kFusedGrouped = 2, kPhased = 3 };
   int mode = kAutomatic;
   int lanes = 0;     // units per chunk
-  int channels = 0;  // output channels between inverse transforms
+  int channels = 0;  // output channels between two inverse transforms
 };
 
-// body(begin, end) over disjoint ranges that cover [0, count), possibly at the same time.
+// Calls body(begin, end) for disjoint ranges that cover [0, count), possibly in parallel.
 using ParallelFor =
     std::function<void(std::int64_t count, const std::function<void(std::int64_t, std::int64_t)>& body)>;
 
@@ -87,7 +87,7 @@ struct Runtime {
   int threads;
 };
 
-// From the best to the one that every x86-64 machine in use has.
+// From the best to the x86-64 baseline.
 enum class InstructionSet : int { kAvx512, kAvx2, kSse4, kCount };
 
 const char* NameOf(InstructionSet set);

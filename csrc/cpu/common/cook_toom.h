@@ -1,15 +1,13 @@
-// Cook-Toom (Winograd) matrices for one-dimensional correlation, computed by the compiler.
+// Cook-Toom (Winograd) matrices for one-dimensional correlation, computed at compile time.
 //
-// F(m, r) gives m outputs of a correlation with r taps in n = m + r - 1 products:
+// F(m, r) computes m outputs of a correlation with r taps from n = m + r - 1 products:
 //
 //     y = A^T [(G w) * (B^T x)]
 //
-// The points are 0, +-1, +-2, +-1/2 and infinity, in this order: point 0 first, then pairs +p and -p, infinity last.
-// All entries of A^T and B^T are small dyadic numbers and exact in float; what is not dyadic sits in G, which is applied
-// once per weight in double. Pairs matter: the rows of +p and -p differ only in the sign of every second column, so
-// transforms compute an even and an odd part once for both (see transforms-inl.h).
-//
-// The same mathematics, over exact fractions and with proofs, is polyconv/algebra/cook_toom.py.
+// Points, in order: 0, the pairs +p and -p for p = 1, 2 and 1/2, infinity. All entries of A^T and B^T are small dyadic
+// numbers, exact in float; the others are in G, which is applied in double. The rows of +p and -p differ only in the
+// sign of every second column, so transforms compute an even and an odd part once for both (transforms-inl.h).
+// polyconv/algebra/cook_toom.py has the same in exact fractions, with proofs.
 #pragma once
 
 namespace polyconv {
@@ -27,7 +25,7 @@ constexpr double Magnitude(double x) {
   return x < 0 ? -x : x;
 }
 
-// The factor that brings the smallest entry of a row to at least 1 and below 2: a power of two, so nothing rounds.
+// Power of two that scales the smallest non-zero entry of a row into [1, 2). Exact.
 template <int n>
 constexpr double UnitFactor(const double (&row)[n]) {
   double smallest = 0;
@@ -42,7 +40,7 @@ constexpr double UnitFactor(const double (&row)[n]) {
 
 }  // namespace detail
 
-// m outputs, r taps; direct (one product, no transform) for F(1, 1).
+// F(1, 1) is direct: one product, no transform.
 template <int kOutputs, int kTaps>
 struct CookToom {
   static constexpr int kM = kOutputs;
@@ -66,7 +64,7 @@ struct CookToom {
     constexpr int kFinite = kPoints - 1;
     for (int point = 0; point < kPoints; point++) {
       const bool infinite = point == kFinite;
-      // The polynomial that vanishes at all other finite points, and its value at this one.
+      // Polynomial that vanishes at all other finite points, and its value at this one.
       double polynomial[kPoints] = {1};
       double value = 1;
       int degree = 0;
@@ -95,12 +93,11 @@ struct CookToom {
   static constexpr Matrices kMatrices = Make();
 };
 
-// How a scheme computes one 2-D tile: one algorithm per direction, and along W optionally two tap segments of kM and kR
-// taps that are combined by F(2, 2): 3 products for two blocks of outputs instead of 4. The first segment has exactly kM
-// taps so that its second input tile is the second segment's first one: a single transform serves both.
-//
-// kGrouped: the points of H are processed in pairs and the inverse along H is accumulated, so that only a fraction of
-// the transformed input is alive at a time and stays in a core's L2 cache.
+// Computation of one 2-D tile: one algorithm per axis. Nested: along W, two tap segments of kM and kR taps are combined
+// by F(2, 2), with 3 products for two blocks of outputs instead of 4. The first segment has exactly kM taps, so its
+// second input tile is the first one of the second segment, and one transform serves both.
+// kGrouped: the points of H are processed in pairs and the inverse along H is accumulated, so that only a part of the
+// transformed input is live at a time, and it stays in L2.
 template <class AlongH, class AlongW, bool kNestedAlongW, bool kGroupedPoints>
 struct Scheme {
   using H = AlongH;
@@ -117,7 +114,7 @@ struct Scheme {
   static constexpr int kGroups = H::kPoints / kGroupRows;
   static constexpr int kGroupPoints = kGroupRows * W::kPoints;
 
-  // The point of H at a place inside a group. Groups are the pairs +p, -p and, last, {0, infinity}.
+  // Point of H at a row of a group. Groups are the pairs +p, -p; the last is {0, infinity}.
   static constexpr int PointOfH(int group, int row) {
     if (!kGrouped) return row;
     if (group < kGroups - 1) return 2 * group + 1 + row;

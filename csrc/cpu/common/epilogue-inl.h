@@ -1,4 +1,4 @@
-// The epilogue in vectors: applied where an element is written to memory, once and for the last time.
+// The epilogue in vectors, applied when an element is stored for the last time.
 #if defined(POLYCONV_CPU_COMMON_EPILOGUE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef POLYCONV_CPU_COMMON_EPILOGUE_INL_H_
 #undef POLYCONV_CPU_COMMON_EPILOGUE_INL_H_
@@ -15,32 +15,32 @@ HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
 
-// NaN and -0 pass, as in torch: neither is less than zero.
+// Like torch's: NaN and -0 pass, because neither is less than zero.
 HWY_INLINE Floats Relu(Floats v) {
   return hn::IfThenZeroElse(hn::Lt(v, hn::Zero(kFloats)), v);
 }
 
-// v / (1 + exp(-v)), within 2.5 ulp. Below -88.7 the exponential is infinite and the result -0, as in torch; the true
-// value is less than 3e-37 there. Highway's exponential is defined up to 104.
+// v / (1 + exp(-v)), within 2.5 ulp. Below -88.7 the exponential overflows and the result is -0, as in torch; the exact
+// value is below 3e-37 there. Highway's exponential is defined up to 104.
 HWY_INLINE Floats Silu(Floats v) {
   const Floats exponential = hn::Exp(kFloats, hn::Min(hn::Neg(v), Broadcast(104.0f)));
   return hn::Div(v, hn::Add(Broadcast(1.0f), exponential));
 }
 
-// What is left to do to a sum before it is stored. The residual lies in memory as y does, so the place of an element in
-// y tells its place there.
+// Applies residual and activation to a sum before it is stored. The residual has the layout of y, so the offset of an
+// element in y is its offset in the residual.
 template <Activation kActivation, bool kResidual>
 struct Finisher {
   const float* y;
   const float* residual;
 
-  // `target` is where the vector will be stored.
+  // `target`: address in y of the vector.
   HWY_INLINE Floats Whole(Floats sum, const float* target) const {
     if constexpr (kResidual) sum = hn::Add(sum, Load(residual + (target - y)));
     return Activate(sum);
   }
 
-  // The same for a vector of which only the lanes [first, last) will be stored: no others are read.
+  // Only the lanes [first, last) will be stored: no residual elements outside of them are read.
   HWY_INLINE Floats Between(Floats sum, const float* target, int first, int last) const {
     if constexpr (kResidual) sum = hn::Add(sum, LoadBetween(residual + (target - y), first, last));
     return Activate(sum);
@@ -68,7 +68,7 @@ HWY_INLINE void WithActivation(const Epilogue<float>& epilogue, const float* y, 
   }
 }
 
-// Calls fn(finisher) with the one that the epilogue of an output `y` asks for: outside of any loop.
+// Calls fn(finisher) with the Finisher for an output `y`. Outside of all loops.
 template <class Fn>
 HWY_INLINE void WithFinisher(const Epilogue<float>& epilogue, const float* y, const Fn& fn) {
   switch (epilogue.activation) {

@@ -1,11 +1,11 @@
-// What a forward pass does to its sums on their way to memory: y = activation(sum + bias + residual).
+// Epilogue of a forward pass: y = activation(sum + bias + residual).
 #pragma once
 
 #include <cmath>
 
 namespace polyconv {
 
-// Python sends the values, and knows them by their names: see torch/facts.cc.
+// Python finds the values by their names: see bindings/facts.cc.
 enum class Activation : int { kNone = 0, kRelu, kSilu, kCount };
 
 constexpr const char* NameOf(Activation activation) {
@@ -30,7 +30,7 @@ struct Epilogue {
   bool IsEmpty() const { return residual == nullptr && activation == Activation::kNone; }
 };
 
-// One number. As in torch, NaN and -0 pass through ReLU, and SiLU of minus infinity is NaN.
+// Scalar version. As in torch, NaN and -0 pass through ReLU, and SiLU of minus infinity is NaN.
 inline double Activated(Activation activation, double v) {
   switch (activation) {
     case Activation::kRelu:

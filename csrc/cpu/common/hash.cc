@@ -1,14 +1,14 @@
 // How a change reaches all bits of the hash:
 //
-// 1. A step multiplies two words of 64 bits to 128 and folds the halves (as in wyhash). A product alone carries bits
-//    upwards only: the change of a sign, the highest bit of a float, would stay the highest bit for ever, and two of
-//    them would cancel. The fold brings what was carried out of the top back to the bottom.
-// 2. One of the two words is first combined with the lane's own past. So a step depends on all that the lane has seen,
-//    in order, and what a change did to one step is carried through those that follow.
-// 3. The other is combined with a constant of the lane, so that zeros do not multiply to zero and lanes do not look alike.
-// 4. Eight lanes are independent: a multiplication takes several cycles, and another may begin in each. Vectors multiply
-//    32 bits only. That would be faster than memory is read, and two changed signs would cancel once in 2^32.
-// 5. The lanes are joined one after another, each through a function that maps 64 bits to 64 bits one to one.
+// 1. A step multiplies two 64-bit words to 128 bits and folds the halves (as in wyhash). A product alone carries bits
+//    upwards only: a changed sign, the top bit of a float, would stay the top bit, and two of them would cancel. The
+//    fold brings the carried bits back to the bottom.
+// 2. One of the words is first combined with the lane's state. So a step depends on all that the lane has seen, in
+//    order, and later steps propagate a change.
+// 3. The other word is combined with a constant of the lane, so that zeros do not give zero and lanes differ.
+// 4. Eight independent lanes hide the latency of the multiplication. Vector instructions multiply only 32 bits: faster
+//    than memory is read, but two changed signs would cancel once in 2^32.
+// 5. The lanes are joined one after another, each by a bijection on 64 bits.
 #include "common/hash.h"
 
 #include <cstring>
@@ -19,7 +19,7 @@ namespace {
 constexpr int kLanes = 8;
 constexpr std::size_t kStripe = kLanes * 2 * sizeof(std::uint64_t);
 
-// The digits of pi after the point: as good as random, and nobody's choice.
+// Digits of pi after the point, as arbitrary constants.
 constexpr std::uint64_t kPi[2 * kLanes] = {
     0x243F6A8885A308D3, 0x13198A2E03707344, 0xA4093822299F31D0, 0x082EFA98EC4E6C89,
     0x452821E638D01377, 0xBE5466CF34E90C6C, 0xC0AC29B7C97C50DD, 0x3F84D5B5B5470917,
@@ -44,7 +44,7 @@ inline void Absorb(const unsigned char* stripe, std::uint64_t (&lanes)[kLanes]) 
   }
 }
 
-// One to one, and every bit of the argument changes every bit of the result in half of all cases (splitmix64).
+// Bijection; flipping any bit of the argument flips each bit of the result in half of all cases (splitmix64).
 inline std::uint64_t Avalanche(std::uint64_t bits) {
   bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9;
   bits = (bits ^ bits >> 27) * 0x94D049BB133111EB;
@@ -59,7 +59,7 @@ std::uint64_t Hash(const void* data, std::size_t bytes) {
   std::memcpy(lanes, kPi + kLanes, sizeof lanes);
   const auto* end = position + bytes;
   for (; static_cast<std::size_t>(end - position) >= kStripe; position += kStripe) Absorb(position, lanes);
-  if (position != end) {  // zeros fill the last stripe; the size tells them from zeros that were there
+  if (position != end) {  // zeros fill the last stripe; the size, hashed too, tells them from zeros in the data
     unsigned char rest[kStripe] = {};
     std::memcpy(rest, position, static_cast<std::size_t>(end - position));
     Absorb(rest, lanes);

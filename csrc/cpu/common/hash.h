@@ -1,4 +1,4 @@
-// A 64-bit hash of memory: to notice weights that were written to behind the back of their version counter.
+// 64-bit hash of memory, to detect writes to weights that do not move their version counter.
 #pragma once
 
 #include <cstddef>
@@ -6,9 +6,8 @@
 
 namespace polyconv {
 
-// Another number after any change of any bit, and after any exchange of places, but for one in some 2^63: there is no
-// kind of change (negation, powers of two, swapped channels, a single bit) that it is blind to. The same on every
-// processor, and as fast as memory is read.
+// Any change of bits or of their order changes the hash, but for one case in about 2^63: no kind of change (negation,
+// powers of two, swapped channels, a single bit) is systematically missed. Equal on all processors; as fast as memory.
 std::uint64_t Hash(const void* data, std::size_t bytes);
 
 }  // namespace polyconv

@@ -1,4 +1,4 @@
-// Which instruction sets there are, and which this processor has.
+// Names of the instruction sets, and detection on this processor.
 #include "common/convolution.h"
 
 namespace polyconv {

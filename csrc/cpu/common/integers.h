@@ -1,4 +1,4 @@
-// Division of integers, rounded the way that tilings need it.
+// Integer division with the rounding that tilings need.
 #pragma once
 
 namespace polyconv {

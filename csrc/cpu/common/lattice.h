@@ -1,9 +1,8 @@
-// The input gradient of a strided convolution as correlations of unit stride, one per residue class of the pixels.
+// Input gradient of a strided convolution as unit-stride correlations, one per residue class of the pixels.
 //
-// Along one axis, dx[j] = sum w[r] dy[i] over the pairs with j + top = i stride + r dilation. For the pixels
-// j = a + stride u of one class only the taps r = first + q step with r dilation = a + top (mod stride) take part, and
-// then i = u + base - q (dilation / g): a correlation over the reversed taps. The same, over exact integers and with
-// proofs, is polyconv/algebra/polyphase.py.
+// Along one axis, dx[j] = sum w[r] dy[i] over the pairs with j + top = i stride + r dilation. Pixels j = a + stride u
+// of one class involve only the taps r = first + q step with r dilation = a + top (mod stride), and then i = u + base -
+// q (dilation / g): a correlation over the reversed taps. Exact, with proofs: polyconv/algebra/polyphase.py.
 #pragma once
 
 #include <numeric>
@@ -14,9 +13,9 @@ namespace polyconv {
 
 struct AxisPhase {
   int count;      // pixels of the class
-  int taps;       // that take part: none where the stride jumps over these pixels
-  int first_tap;  // of the reversed order: the last one of the class
-  int tap_step;   // from one tap to the next; negative
+  int taps;       // taps of the class; 0 if the stride skips these pixels
+  int first_tap;  // first of the reversed taps: the last one of the class
+  int tap_step;   // from tap to tap; negative
   int padding;    // before dy
   int dilation;   // of dy
 };

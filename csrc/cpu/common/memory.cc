@@ -13,7 +13,7 @@ float* Scratch::Get(std::size_t floats) {
   const std::size_t wanted = (floats * sizeof(float) + kHugePage - 1) / kHugePage * kHugePage;
   if (wanted > bytes_) {
     Release();
-    // mmap aligns to small pages: take one huge page more and give the ends back.
+    // mmap aligns to small pages: allocate one huge page more, and unmap the ends.
     void* raw = mmap(nullptr, wanted + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (raw == MAP_FAILED) throw std::bad_alloc();
     const auto start = reinterpret_cast<std::uintptr_t>(raw);
@@ -21,7 +21,7 @@ float* Scratch::Get(std::size_t floats) {
     if (aligned > start) munmap(raw, aligned - start);
     const std::size_t tail = start + kHugePage - aligned;
     if (tail > 0) munmap(reinterpret_cast<void*>(aligned + wanted), tail);
-    madvise(reinterpret_cast<void*>(aligned), wanted, MADV_HUGEPAGE);  // a wish: refusal costs only speed
+    madvise(reinterpret_cast<void*>(aligned), wanted, MADV_HUGEPAGE);  // a hint; refusal costs only speed
     data_ = reinterpret_cast<float*>(aligned);
     bytes_ = wanted;
   }

@@ -1,7 +1,6 @@
-// Scratch memory and output memory on huge pages.
-//
-// The kernels stream through megabytes with several dozen address streams at a time: with 4 KiB pages the address
-// translation alone costs as much as the arithmetic, and every page of a new output is a fault.
+// Scratch and output memory on huge pages.
+// The kernels read and write megabytes in several dozen address streams. With 4 KiB pages, address translation alone
+// costs as much as the arithmetic, and every page of a new output is a page fault.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +9,7 @@ namespace polyconv {
 
 inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
-// A buffer that only grows; contents are undefined after each call of Get. Aligned to a huge page.
+// Grow-only buffer, aligned to a huge page. Get leaves the contents undefined.
 class Scratch {
  public:
   Scratch() = default;
@@ -21,8 +20,8 @@ class Scratch {
   float* Get(std::size_t floats);
   void Release();
 
-  // One per thread, and one for whole-problem buffers of the calling thread. Both are kept between calls, because new
-  // pages cost more than most convolutions; their size is bounded by the schedule: see Resolve in tile_lanes/schemes-inl.h.
+  // One per thread, and one per calling thread for whole-problem buffers. Both persist between calls, because new pages
+  // cost more than most convolutions. The schedule bounds their size: see Resolve in tile_lanes/schemes-inl.h.
   static Scratch& OfThread();
   static Scratch& Shared();
 
@@ -31,11 +30,11 @@ class Scratch {
   std::size_t bytes_ = 0;
 };
 
-// Asks the kernel for huge pages under a buffer that is about to be written for the first time.
+// Requests huge pages for a buffer before its first write.
 void AdviseHugePages(void* data, std::size_t bytes);
 
-// Hands out parts of one scratch buffer, each on its own cache line and with room for a whole vector on both sides, so
-// that loads and stores of full vectors at the edges stay inside.
+// Cuts a scratch buffer into parts, each on its own cache line with a margin of a whole vector on both sides, so that
+// full vector accesses at the edges stay inside.
 class Carver {
  public:
   std::size_t Take(std::size_t floats) {

@@ -37,11 +37,11 @@ struct Pool {
   }
 };
 
-// Never destroyed: tensors may outlive every other static object. Made when the library is loaded: a thread that makes it
-// at its first use could be lost to a fork in the middle of that, and a child would wait for it.
+// Never destroyed: tensors may outlive every other static object. Created when the library is loaded: if a fork
+// interrupted a thread that creates it at first use, the child would wait for that thread forever.
 Pool& the_pool = *new Pool;
 
-// A fork takes the mutex, so that a child finds the pool whole and the mutex free.
+// Locked across a fork, so that a child gets a consistent pool and a free mutex.
 [[maybe_unused]] const int watched =
     pthread_atfork([] { the_pool.mutex.lock(); }, [] { the_pool.mutex.unlock(); }, [] { the_pool.mutex.unlock(); });
 

@@ -1,4 +1,4 @@
-// Rows of the padded image, laid out so that the kernels see neither borders nor strides.
+// Copies of padded image rows in which kernels see neither borders nor strides.
 #pragma once
 
 #include <algorithm>
@@ -9,15 +9,15 @@
 
 namespace polyconv {
 
-// A padded row is sorted by residue modulo the stride. What a tap reads is contiguous then: the columns 0, stride,
-// 2 stride, ... from position p of the padded row on lie at OffsetOf(p), OffsetOf(p) + 1, ...
+// Layout of a padded row, sorted by residue modulo the stride, so that a tap reads contiguously: the columns 0, stride,
+// 2 stride, ... from position p of the padded row are at OffsetOf(p), OffsetOf(p) + 1, ...
 struct LineLayout {
   int stride;  // of the convolution
-  int before;  // columns of border before the image; negative where it is cropped
+  int before;  // columns of border before the image; negative: cropped
   int width;   // of the image
-  int pitch;   // elements of one residue
+  int pitch;   // elements per residue
 
-  // `reach` columns of the padded row are read.
+  // `reach`: columns of the padded row that are read.
   LineLayout(int stride_w, int left, int in_width, int reach)
       : stride(stride_w), before(left), width(in_width), pitch((reach + stride_w - 1) / stride_w) {}
 
@@ -25,16 +25,16 @@ struct LineLayout {
   std::ptrdiff_t OffsetOf(int position) const {
     return static_cast<std::ptrdiff_t>(position % stride) * pitch + position / stride;
   }
-  // The image column at place i of a residue.
+  // Image column of element i of a residue.
   int ColumnOf(int residue, int i) const { return i * stride + residue - before; }
-  // The first place of a residue whose column is at least `column`.
+  // First element of a residue whose column is at least `column`.
   int PlaceOf(int residue, int column) const {
     const int distance = column + before - residue;
     return std::clamp(distance <= 0 ? 0 : (distance + stride - 1) / stride, 0, pitch);
   }
 };
 
-// Fills a line from an image row whose neighbours lie `step` elements apart; null stands for a row of zeros.
+// Fills a line from an image row with `step` floats between pixels. A null row is a row of zeros.
 template <class From, class To>
 inline void FillLine(const LineLayout& layout, Border border, const From* row, std::ptrdiff_t step, To* line) {
   if (row == nullptr) {
@@ -59,7 +59,7 @@ inline void FillLine(const LineLayout& layout, Border border, const From* row, s
   }
 }
 
-// The reverse: adds up, for every pixel, the places of the line where it stands. `sums` has one element per pixel.
+// Adjoint of FillLine: adds every element of the line to the pixel that it copies. `sums` has one element per pixel.
 template <class Sum>
 inline void FoldLine(const LineLayout& layout, Border border, const Sum* line, Sum* sums) {
   std::fill_n(sums, layout.width, Sum{0});

@@ -1,5 +1,4 @@
-// Finished rows into memory: past the caches where the output is large, channels and columns exchanged where the
-// channels follow one another, the epilogue applied on the way.
+// Stores finished rows with their epilogue: non-temporally if y is large, transposed if channels are contiguous.
 #if defined(POLYCONV_CPU_COMMON_ROW_WRITER_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef POLYCONV_CPU_COMMON_ROW_WRITER_INL_H_
 #undef POLYCONV_CPU_COMMON_ROW_WRITER_INL_H_
@@ -19,7 +18,7 @@ HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
 
-// A run of neighbouring floats; `stream`: past the caches.
+// Stores contiguous floats. `stream`: non-temporal stores.
 template <class Finish>
 HWY_INLINE void WriteRun(const Finish& finish, float* target, const float* source, int count, bool stream) {
   const int misaligned = static_cast<int>(reinterpret_cast<std::uintptr_t>(target) / sizeof(float) % kLanes);
@@ -39,17 +38,17 @@ HWY_INLINE void WriteRun(const Finish& finish, float* target, const float* sourc
 
 class RowWriter {
  public:
-  // `row_step`: from one row that is written to the next, in floats.
+  // `row_step`: distance between two rows in y [floats].
   RowWriter(const Convolution& conv, std::ptrdiff_t row_step)
       : conv_(conv), row_step_(row_step), transposes_(conv.y_column != 1 && conv.y_channel == 1) {
     const double bytes = 4.0 * conv.batch * conv.out_channels * conv.out_height * conv.out_width;
     stream_ = bytes > (8 << 20);
   }
 
-  // Whether channels follow one another in memory: whole vectors of them are written then.
+  // Whether channels are contiguous in y, so that vectors of channels are written.
   bool transposes() const { return transposes_; }
 
-  // `count` columns of `rows` rows of some neighbouring channels, at most kLanes. In `lines`, rows are `pitch` floats
+  // Stores `count` columns of `rows` rows of up to kLanes neighbouring channels. In `lines`, rows are `pitch` floats
   // apart and channels `channel_pitch`.
   HWY_INLINE void Write(float* target, const float* lines, std::size_t pitch, std::size_t channel_pitch, int channels,
                         int rows, int count) const {
@@ -76,7 +75,7 @@ class RowWriter {
     }
   }
 
-  // Up to kLanes channels, each pixel's next to one another.
+  // Stores up to kLanes channels of each pixel as one vector.
   template <class Finish>
   HWY_NOINLINE void WriteTransposed(const Finish& finish, float* target, const float* line, std::size_t channel_pitch,
                                     int channels, int count) const {

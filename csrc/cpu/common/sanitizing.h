@@ -1,4 +1,4 @@
-// Memory that is handed out here and not by malloc, made known to AddressSanitizer; nothing at all in other builds.
+// Announces memory that is managed here, not by malloc, to AddressSanitizer. No effect in other builds.
 #pragma once
 
 #include <cstddef>
@@ -13,19 +13,19 @@ namespace polyconv {
 
 #ifdef __SANITIZE_ADDRESS__
 
-// Of `whole` bytes only the first `bytes` may be used, and what they hold is of no use to anyone: floats that are NaN.
+// Allows access to the first `bytes` of `whole` bytes only, and fills them with NaN.
 inline void HandOut(void* data, std::size_t bytes, std::size_t whole) {
   ASAN_UNPOISON_MEMORY_REGION(data, bytes);
   ASAN_POISON_MEMORY_REGION(static_cast<char*>(data) + bytes, whole - bytes);
   std::memset(data, 0xFF, bytes);
 }
 
-// Nobody may use it until it is handed out again.
+// Forbids access until the memory is handed out again.
 inline void TakeBack(void* data, std::size_t bytes) {
   ASAN_POISON_MEMORY_REGION(data, bytes);
 }
 
-// It goes back to where it came from.
+// Allows access again before the memory is unmapped.
 inline void LetGo(void* data, std::size_t bytes) {
   ASAN_UNPOISON_MEMORY_REGION(data, bytes);
 }

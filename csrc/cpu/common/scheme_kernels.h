@@ -1,4 +1,4 @@
-// The kernels of a scheme for a forward pass or an input gradient, whatever the lanes of their vectors hold.
+// Kernels of one scheme for a forward pass or an input gradient, of either engine.
 #pragma once
 
 #include <cstddef>
@@ -9,14 +9,14 @@
 namespace polyconv {
 
 struct SchemeKernels {
-  // Floats of the transformed weights; their layout is the kernels' own.
+  // Size of the transformed weights [floats]. Their layout is private to the kernels.
   std::size_t (*weights_size)(const Convolution&);
   void (*transform_weights)(const Convolution&, float* transformed, const Runtime&);
-  // Whether `run` may be handed no transformed weights, and is quicker so than with those of one call.
+  // Whether `run` takes null for `transformed` and is then faster than transforming the weights for one call.
   bool (*takes_plain_weights)(const Convolution&);
   void (*run)(const Convolution&, const Schedule&, const float* transformed, const Runtime&);
-  // Of a sum over so many input channels, times the taps that count as such: how many terms are added in sequence, at
-  // most, before their sum is added to the sums before it. The error model asks.
+  // Most terms that are added sequentially before their sum is added to an earlier one, in a sum over `terms` (input
+  // channels times the taps that count as channels). For the error model.
   int (*longest_sum)(int terms);
 };
 

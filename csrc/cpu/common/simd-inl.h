@@ -1,4 +1,4 @@
-// Vectors of floats at the width of the instruction set, and the few rearrangements that the kernels need.
+// Vectors of floats at the width of the instruction set, and their rearrangements.
 #if defined(POLYCONV_CPU_COMMON_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef POLYCONV_CPU_COMMON_SIMD_INL_H_
 #undef POLYCONV_CPU_COMMON_SIMD_INL_H_
@@ -36,7 +36,7 @@ HWY_INLINE Floats Broadcast(float value) {
   return hn::Set(kFloats, value);
 }
 
-// The lanes [first, last), zeros elsewhere. Memory outside of them is not touched.
+// Loads the lanes [first, last), and zeros elsewhere. Memory outside of them is not accessed.
 HWY_INLINE Floats LoadBetween(const float* p, int first, int last) {
 #if HWY_TARGET <= HWY_AVX2
   return hn::MaskedLoad(hn::AndNot(hn::FirstN(kFloats, first), hn::FirstN(kFloats, last)), kFloats, p);
@@ -47,7 +47,7 @@ HWY_INLINE Floats LoadBetween(const float* p, int first, int last) {
 #endif
 }
 
-// Only the lanes [first, last).
+// Stores the lanes [first, last) only.
 HWY_INLINE void StoreBetween(float* p, Floats v, int first, int last) {
 #if HWY_TARGET <= HWY_AVX2
   hn::BlendedStore(v, hn::AndNot(hn::FirstN(kFloats, first), hn::FirstN(kFloats, last)), kFloats, p);
@@ -58,7 +58,7 @@ HWY_INLINE void StoreBetween(float* p, Floats v, int first, int last) {
 #endif
 }
 
-// a0 b0 a1 b1 ...: the first and the second half of it.
+// Interleaves to a0 b0 a1 b1 ..., in two vectors.
 HWY_INLINE void Zip(Floats a, Floats b, Floats* first, Floats* second) {
 #if HWY_TARGET <= HWY_AVX3
   const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
@@ -68,7 +68,7 @@ HWY_INLINE void Zip(Floats a, Floats b, Floats* first, Floats* second) {
 #else
   const Floats low = hn::InterleaveLower(kFloats, a, b);
   const Floats high = hn::InterleaveUpper(kFloats, a, b);
-#if HWY_TARGET <= HWY_AVX2  // interleaving works inside 128-bit blocks
+#if HWY_TARGET <= HWY_AVX2  // interleaving works within 128-bit blocks
   *first = hn::ConcatLowerLower(kFloats, high, low);
   *second = hn::ConcatUpperUpper(kFloats, high, low);
 #else
@@ -79,10 +79,10 @@ HWY_INLINE void Zip(Floats a, Floats b, Floats* first, Floats* second) {
 }
 
 #if HWY_TARGET <= HWY_AVX3
-// Three streams take two permutations per vector with AVX-512; Highway's general code takes about twice as many.
+// Three streams take two permutations per vector with AVX-512, about half of what Highway's generic code takes.
 struct ThreeWay {
-  // To sort: lane l of stream j is float 3 l + j, from the first two vectors or from the third.
-  // To merge: lane l of vector j is float 16 j + l, from the first two streams or from the third.
+  // Sort: lane l of stream j is float 3 l + j, from the first two vectors or from the third.
+  // Merge: lane l of vector j is float 16 j + l, from the first two streams or from the third.
   alignas(64) int sort_first[3][16], sort_last[3][16], merge_first[3][16], merge_last[3][16];
 
   constexpr ThreeWay() : sort_first(), sort_last(), merge_first(), merge_last() {
@@ -109,7 +109,7 @@ HWY_INLINE void PermuteThree(const Floats* in, const int (&first)[3][16], const 
 }
 #endif
 
-// kStreams vectors from kStreams * kLanes consecutive floats: stream j holds every kStreams-th float from the j-th on.
+// Splits kStreams * kLanes consecutive floats: stream j gets every kStreams-th float from the j-th on.
 template <int kStreams>
 HWY_INLINE void Deinterleave(const float* source, Floats* streams) {
   if constexpr (kStreams == 1) {
@@ -157,8 +157,8 @@ HWY_INLINE void Interleave(const Floats* streams, float* target) {
   }
 }
 
-// A square of kLanes vectors, mirrored at its diagonal. Seen as one row of floats, interleaving the first half with the
-// second rotates the bits of every place by one; doing so for each bit of a lane exchanges vectors and lanes.
+// Transposes kLanes x kLanes floats. Interleaving the first half with the second rotates the bits of every float's
+// index by one; once per bit of a lane exchanges vector and lane.
 HWY_INLINE void Transpose(Floats (&v)[kLanes]) {
   POLYCONV_UNROLL
   for (int bit = 1; bit < kLanes; bit *= 2) {
@@ -170,14 +170,14 @@ HWY_INLINE void Transpose(Floats (&v)[kLanes]) {
   }
 }
 
-// With a dilation, neighbouring lanes are neighbours in memory only for `period` lanes: then comes the next tile. A
-// vector is put together from runs of `period` lanes, each from its own address; it starts with a whole run and ends
-// with the last whole run that fits, or inside the first one if the period is longer than a vector.
+// With a dilation, neighbouring lanes are contiguous in memory only for `period` lanes; then the next tile begins. A
+// vector is merged from runs of `period` lanes, each with its own address. It starts with a whole run and ends with the
+// last whole run that fits, or within the first one if the period exceeds a vector.
 constexpr int RunsPerVector(int period) {
   return period >= kLanes ? 1 : kLanes / period;
 }
 
-// Lanes of a vector that hold whole runs. Those behind them are undefined.
+// Lanes of a vector in whole runs. The lanes behind them are undefined.
 constexpr int LanesInRuns(int period) {
   return period >= kLanes ? kLanes : kLanes / period * period;
 }
@@ -190,7 +190,7 @@ class RunMerger {
     for (int i = 0; i < kRuns - 1; i++) up_to_[i] = hn::FirstN(kFloats, (i + 1) * period);
   }
 
-  // source(i) is the address that lane 0 would have if it belonged to run i.
+  // source(i): address of lane 0 if it belonged to run i.
   template <class Address>
   HWY_INLINE Floats Merge(const Address& source) const {
     Floats v = Load(source(kRuns - 1));
@@ -203,7 +203,7 @@ class RunMerger {
   hn::Mask<FloatTag> up_to_[kRuns];  // lanes of run i and of those before it
 };
 
-// Calls fn.template operator()<runs>() for the runs per vector of a period.
+// Calls fn.template operator()<runs>() with the runs per vector of a period.
 template <class Fn>
 HWY_INLINE void WithRuns(int period, const Fn& fn) {
   switch (RunsPerVector(period)) {

@@ -1,4 +1,4 @@
-// Cycles spent per stage, for development: compiled in only with -DPOLYCONV_STAGE_COUNTERS.
+// Cycle counters per stage, for development: compiled only with -DPOLYCONV_STAGE_COUNTERS.
 #pragma once
 
 #include <cstdint>

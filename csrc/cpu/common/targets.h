@@ -1,11 +1,11 @@
-// Which instruction sets the kernels are compiled for. Included before foreach_target.h.
+// Instruction sets that the kernels are compiled for. Include before foreach_target.h.
 #pragma once
 
-// Three steps of x86: 512-bit vectors, 256-bit with FMA, 128-bit. What lies between them is not worth its compile time.
+// Three levels of x86: 512-bit vectors, 256-bit with FMA, 128-bit. Those between are not worth their compile time.
 #define HWY_WANT_SSE4 1
 #define HWY_DISABLED_TARGETS (HWY_AVX3_DL | HWY_SSSE3 | HWY_SCALAR | HWY_EMU128)
 
-// Highway's own dispatch would need its shared library at run time, for these few lines.
+// Highway's own dispatch would need its shared library at run time.
 #define POLYCONV_CALL_TARGET(set, function, ...) \
   switch (set) {                                 \
     case InstructionSet::kAvx512:                \

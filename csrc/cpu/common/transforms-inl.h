@@ -1,4 +1,4 @@
-// The Cook-Toom transforms on vectors: straight-line code that the compiler unfolds from the constant matrices.
+// Cook-Toom transforms on vectors: straight-line code that the compiler generates from the constant matrices.
 #if defined(POLYCONV_CPU_COMMON_TRANSFORMS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef POLYCONV_CPU_COMMON_TRANSFORMS_INL_H_
 #undef POLYCONV_CPU_COMMON_TRANSFORMS_INL_H_
@@ -13,7 +13,7 @@ HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
 
-// The non-zero entries of a row of B^T in the order in which they are summed: those that need no multiplication first.
+// Non-zero entries of a row of B^T in order of summation: those without a multiplication first.
 struct Terms {
   int count = 0;
   int column[8] = {};
@@ -59,7 +59,7 @@ HWY_INLINE Floats SumTerms(const Floats* x, Floats sum) {
   }
 }
 
-// The rows of +p and -p of B^T: even columns agree up to a sign, odd ones up to the opposite sign.
+// Rows of +p and -p of B^T: even columns agree up to a sign, odd ones up to the opposite sign.
 template <class Alg, int kPair>
 HWY_INLINE void InputPairs(const Floats* x, Floats* out) {
   if constexpr (2 * kPair + 2 < Alg::kPoints) {
@@ -86,7 +86,7 @@ HWY_INLINE void TransformInput(const Floats* x, Floats* out) {
   }
 }
 
-// sum + A^T[kRow, +p] * (m[+p] + m[-p] or m[+p] - m[-p]); both are computed once by the caller.
+// sum + A^T[kRow, +p] * (m[+p] + m[-p], or m[+p] - m[-p] in odd rows). The caller computes both once.
 template <class Alg, int kRow, int kPair>
 HWY_INLINE Floats AddPair(Floats sum, Floats plus, Floats minus) {
   constexpr double kFactor = Alg::kMatrices.output.at[kRow][2 * kPair + 1];
@@ -133,7 +133,7 @@ HWY_INLINE void TransformOutput(const Floats* m, Floats* y) {
   }
 }
 
-// y += A^T[:, +p and -p] (m0, m1), the share of one pair of points. The first pair starts the sums.
+// y += A^T[:, +p and -p] (m0, m1), the share of one pair of points. The first pair stores instead.
 template <class Alg, int kPair, int kRow = 0>
 HWY_INLINE void AccumulatePair(Floats plus, Floats minus, float* y) {
   if constexpr (kRow < Alg::kM) {

@@ -1,8 +1,7 @@
-// Reads weights with output channels in the lanes: a vector for each tap of each input channel.
-//
-// What lies side by side in memory is another thing: taps, in channels_last input channels, in an input gradient perhaps
-// output channels. So kLanes rows of what is there are read, each of its own output channel, and turned over. One by one,
-// the weights of a layer with a small map would take longer than the layer.
+// Reads weights as vectors of output channels, one per tap of each input channel.
+// In memory, taps (in channels_last, input channels; in an input gradient, perhaps output channels) are contiguous. So
+// kLanes rows, one per output channel, are read as vectors and transposed. Element by element, the weights of a layer
+// with a small image would take longer than its convolution.
 #if defined(POLYCONV_CPU_COMMON_WEIGHT_READER_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef POLYCONV_CPU_COMMON_WEIGHT_READER_INL_H_
 #undef POLYCONV_CPU_COMMON_WEIGHT_READER_INL_H_
@@ -21,7 +20,7 @@ HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
 
-// Every `step`-th tap of an axis, `count` of them from the first.
+// `count` taps along an axis, from `first`, `step` apart.
 struct TapRange {
   int first, count, step;
 };
@@ -51,7 +50,7 @@ class WeightReader {
       tap_at_.assign(static_cast<std::size_t>(span), -1);
       ForTaps([&](int tap, std::ptrdiff_t at) {
         int& there = tap_at_[static_cast<std::size_t>(at - lowest_)];
-        if (there >= 0) order_ = Order::kAny;  // taps that are one in memory: an expanded weight
+        if (there >= 0) order_ = Order::kAny;  // several taps at one address: an expanded weight
         there = tap;
       });
     }
@@ -82,13 +81,13 @@ class WeightReader {
   }
 
  private:
-  // What lies side by side.
+  // Dimension that is contiguous in memory.
   enum class Order { kOutputs, kInputs, kTaps, kAny };
 
-  // Between the taps that are read may lie others: so many times their number is still quicker than one by one.
+  // Most floats that are read per tap, those skipped between taps included: still faster than one tap at a time.
   static constexpr int kWidestHoles = 4;
 
-  // Floats by which rows are fetched before they are read.
+  // Prefetch distance [floats].
   static constexpr int kAhead = 64;
 
   template <class Fn>
@@ -98,7 +97,7 @@ class WeightReader {
     }
   }
 
-  // The channels of a dense weight follow one another: one long row. Otherwise each is a short row of its own.
+  // The input channels of a dense weight form one long row. Otherwise each channel is a row of its own.
   template <class Put>
   HWY_INLINE void ReadTaps(const float* w, int lanes, int first, int last, const Put& put) const {
     const int span = static_cast<int>(tap_at_.size());
@@ -113,7 +112,7 @@ class WeightReader {
     }
   }
 
-  // put(i, vector of the i-th element of every lane's row), in order.
+  // Calls put(i, vector of element i of every lane's row), in order.
   template <class Put>
   HWY_INLINE void Turn(const float* rows, int lanes, int length, const Put& put) const {
     for (int first = 0; first < length; first += kLanes) {
@@ -122,7 +121,7 @@ class WeightReader {
       POLYCONV_UNROLL
       for (int lane = 0; lane < kLanes; lane++) {
         const float* row = rows + lane * out_pitch_ + first;
-        hwy::Prefetch(row + kAhead);  // so many rows at a time are too many for the processor to foresee
+        hwy::Prefetch(row + kAhead);  // too many streams for the hardware prefetcher
         v[lane] = lane < lanes ? LoadFirst(row, count) : hn::Zero(kFloats);
       }
       Transpose(v);
@@ -140,13 +139,13 @@ class WeightReader {
     return hn::Load(kFloats, copy);
   }
 
-  const float* w_;  // the first tap
+  const float* w_;  // address of the first tap
   int out_channels_;
   std::ptrdiff_t out_pitch_, in_pitch_, row_pitch_, column_pitch_;
   int rows_, columns_, tap_pitch_;
   Order order_ = Order::kAny;
-  std::ptrdiff_t lowest_;    // the tap with the lowest address, from the first
-  std::vector<int> tap_at_;  // by address from there: its number, or -1
+  std::ptrdiff_t lowest_;    // offset of the tap with the lowest address from the first tap
+  std::vector<int> tap_at_;  // tap number by address from there, or -1
 };
 
 }  // namespace HWY_NAMESPACE

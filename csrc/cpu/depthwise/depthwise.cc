@@ -5,7 +5,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "depthwise/depthwise.cc"
 #include <hwy/foreach_target.h>  // includes this file again, once per target
-// foreach_target.h comes first
+// must come after foreach_target.h
 #include "depthwise/pixels-inl.h"
 #include "depthwise/planes-inl.h"
 #include "depthwise/rows-inl.h"

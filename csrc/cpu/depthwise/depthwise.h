@@ -1,7 +1,7 @@
 // Depthwise convolutions: every group has one input channel and a few output channels.
 //
-// Nothing is shared between channels, so there are only as many multiplications per number read as there are taps, and
-// the kernels are built to touch every number once: see depthwise/rows-inl.h and depthwise/pixels-inl.h.
+// Channels share nothing, so there are only as many multiplications per float read as there are taps. The kernels are
+// built to touch every float once: see depthwise/rows-inl.h and depthwise/pixels-inl.h.
 #pragma once
 
 #include <algorithm>
@@ -14,16 +14,15 @@
 
 namespace polyconv {
 
-// How the pixels written along one axis read the source. Output o is number u = o / phases of phase o % phases; it reads
-// the positions start + u stride + q dilation, for all taps q of its phase, of the padded source: `before` positions of
-// border, then the source.
-//
-// A forward pass has one phase. An input gradient has one per residue class of the stride, and unit stride.
+// Source positions that the outputs along one axis read. Output o is number u = o / phases of phase o % phases. It
+// reads the positions start + u stride + q dilation, for all taps q of its phase, of the padded source: `before`
+// positions of border, then the source. A forward pass has one phase; an input gradient has one per residue class of
+// the stride, and unit stride.
 struct DepthwiseAxis {
   int source, target;  // pixels
   int stride;
   int dilation;
-  int before;  // negative where the source is cropped
+  int before;  // negative: the source is cropped
   int reach;   // positions that are read
   std::vector<AxisPhase> phases;
 
@@ -38,7 +37,7 @@ inline DepthwiseAxis MakeAxis(int source, int target, int stride, std::vector<Ax
     any = any || phase.taps > 0;
   }
   for (AxisPhase& phase : axis.phases) {
-    if (phase.taps == 0) phase.padding = axis.before;  // reads nothing, from anywhere
+    if (phase.taps == 0) phase.padding = axis.before;  // reads nothing
     const int last = (phase.count - 1) * stride + (phase.taps - 1) * axis.dilation;
     axis.reach = std::max(axis.reach, axis.StartOf(phase) + last + 1);
   }
@@ -49,7 +48,7 @@ inline DepthwiseAxis ForwardAxis(int source, int target, int taps, int stride, i
   return MakeAxis(source, target, stride, {{target, taps, 0, 1, before, dilation}});
 }
 
-// From the gradient of the output, `source`, to that of the input, `target`.
+// From the gradient of the output (`source`) to that of the input (`target`).
 inline DepthwiseAxis GradientAxis(int source, int target, int taps, int stride, int dilation, int before) {
   std::vector<AxisPhase> phases;
   for (int residue = 0; residue < stride; residue++) {
@@ -58,7 +57,7 @@ inline DepthwiseAxis GradientAxis(int source, int target, int taps, int stride, 
   return MakeAxis(source, target, 1, std::move(phases));
 }
 
-// What all passes have in common.
+// Common to all passes.
 struct DepthwiseShape {
   int batch, groups;
   DepthwiseAxis height, width;
@@ -70,14 +69,13 @@ struct DepthwiseShape {
   std::ptrdiff_t bias_step;
 };
 
-// A forward pass or an input gradient: each group reads `reads` channels and writes `writes`, one of which is 1; w has
-// reads * writes.
+// A forward pass or an input gradient. A group reads `reads` channels and writes `writes`; one of them is 1.
 struct DepthwiseCorrelation : DepthwiseShape {
   const float* x;
   const float* w;
   const float* bias;  // may be null
   float* y;
-  Epilogue<float> epilogue;  // of forward passes
+  Epilogue<float> epilogue;  // forward passes only
 
   int reads, writes;
 };
@@ -95,8 +93,8 @@ struct DepthwiseWeightGradient : DepthwiseShape {
 void RunDepthwise(InstructionSet set, const DepthwiseCorrelation& conv, const Runtime& runtime);
 void RunDepthwise(InstructionSet set, const DepthwiseWeightGradient& gradient, const Runtime& runtime);
 
-// Products that a lane of a weight gradient adds up in float, at most, before the sum goes on in double. Depends on the
-// sizes only: whichever of the kernels the layout of the tensors asks for, no sum of it is longer.
+// Most products that a lane of a weight gradient sums in float before the sum is added in double. Depends on the sizes
+// only: a bound for all kernels, whichever the memory layout selects.
 std::int64_t LongestDepthwiseSum(InstructionSet set, const DepthwiseWeightGradient& gradient);
 
 }  // namespace polyconv

@@ -1,4 +1,4 @@
-// Rows of an image on their way into and out of the depthwise kernels.
+// Input and output rows of the depthwise kernels.
 #if defined(POLYCONV_CPU_DEPTHWISE_LINES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef POLYCONV_CPU_DEPTHWISE_LINES_INL_H_
 #undef POLYCONV_CPU_DEPTHWISE_LINES_INL_H_
@@ -20,9 +20,9 @@ HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
 
-// Rows that share what they read. Outputs u, u + output_step, u + 2 output_step, ... and the taps r, r + tap_step, ... of
-// one of tap_step classes meet the same source rows, `period` apart: the input row t of them serves the tap q of the
-// output t - q. A stride or a dilation is only a change of these steps.
+// Rows that share their input. Outputs u, u + output_step, u + 2 output_step, ... and the taps r, r + tap_step, ... of
+// one of tap_step classes read the same source rows, `period` apart: row t of them is read by tap q of output t - q.
+// Stride and dilation only change these steps.
 struct SharedRows {
   int period, output_step, tap_step;
 
@@ -34,10 +34,10 @@ struct SharedRows {
   int TapsOf(int tap_class, int taps) const { return taps <= tap_class ? 0 : CeilDiv(taps - tap_class, tap_step); }
 };
 
-// How far ahead, in floats, rows are fetched: a few of a small image. They are too short for the hardware to look that far.
+// Prefetch distance [floats]: a few rows of a small image, which are too short for the hardware prefetcher.
 inline constexpr int kPrefetch = 1024;
 
-// Padded lines of floats, with room for reading and writing whole vectors past the end of each residue.
+// Padded lines of floats, with room for whole vectors past the end of each residue.
 class LinePacker {
  public:
   LinePacker(const DepthwiseAxis& width, Border border)
@@ -45,10 +45,10 @@ class LinePacker {
 
   const LineLayout& layout() const { return layout_; }
 
-  // An odd number of cache lines: equal columns of neighbouring lines do not compete for the same cache sets.
+  // An odd number of cache lines, against conflicts of neighbouring lines in cache sets.
   std::size_t pitch() const { return (layout_.size() + 31) / 32 * 32 + 16; }
 
-  // Zeros stay where no pixel is ever written. Once before the first call of Pack.
+  // Call once before the first Pack: positions that no pixel is written to stay zero.
   void Clear(float* lines, std::size_t count) const { std::memset(lines, 0, count * pitch() * sizeof(float)); }
 
   HWY_INLINE void Pack(const float* row, std::ptrdiff_t step, float* line) const {
@@ -78,7 +78,7 @@ class LinePacker {
     if (i < layout_.width) Store(line + i, LoadBetween(row + i, 0, layout_.width - i));
   }
 
-  // Columns of even and odd positions apart.
+  // Separates even and odd columns.
   HWY_INLINE void CopyAlternating(const float* row, float* line) const {
     float* first = line + layout_.OffsetOf(layout_.before);
     float* second = line + layout_.OffsetOf(layout_.before + 1);

@@ -1,7 +1,7 @@
-// Depthwise convolution of images whose channels are neighbours in memory (channels_last), with channels in the lanes.
+// Depthwise convolution of images with contiguous channels (channels_last), with channels in the lanes.
 //
-// Pixels are read where they lie. Whether a tap falls outside the image is decided for a few neighbouring pixels at a
-// time: those whose taps are all inside, nearly all, take the loop without questions.
+// Pixels are read in place. Whether a tap falls outside the image is decided for a few neighbouring pixels at a time:
+// nearly all of them have all taps inside, and take a loop without checks.
 #if defined(POLYCONV_CPU_DEPTHWISE_PIXELS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef POLYCONV_CPU_DEPTHWISE_PIXELS_INL_H_
 #undef POLYCONV_CPU_DEPTHWISE_PIXELS_INL_H_
@@ -33,12 +33,12 @@ inline std::vector<int> SourcesOf(const DepthwiseAxis& axis, Border border) {
   return sources;
 }
 
-// Whether the positions from `first` to `last` are pixels next to one another.
+// Whether the positions from `first` to `last` are all pixels.
 HWY_INLINE bool AreInside(const DepthwiseAxis& axis, int first, int last) {
   return first >= axis.before && last < axis.before + axis.source;
 }
 
-// One vector of channels; the last one may be shorter.
+// One vector of channels; the last one may be partial.
 template <bool kWhole>
 HWY_INLINE Floats LoadChannels(const float* p, int channels) {
   if constexpr (kWhole) return Load(p);
@@ -46,7 +46,7 @@ HWY_INLINE Floats LoadChannels(const float* p, int channels) {
 }
 
 class DepthwisePixels {
-  // A register tile.
+  // Register tile.
   static constexpr int kTileRows = 2;
 #if HWY_TARGET <= HWY_AVX3
   static constexpr int kTilePixels = 8;
@@ -65,7 +65,7 @@ class DepthwisePixels {
     for (const AxisPhase& phase : conv.height.phases) taps_h_ += phase.taps;
     for (const AxisPhase& phase : conv.width.phases) taps_w_ += phase.taps;
     channels_ = RoundUp(conv.groups, kLanes);
-    // As many channels at a time as keep their weights in the L1 cache.
+    // As many channels at a time as keep their weights in L1.
     constexpr int kWeightBytes = 16 << 10;
     block_channels_ = std::max(kLanes, kWeightBytes / (4 * taps_h_ * taps_w_) / kLanes * kLanes);
     const double bytes = 4.0 * conv.batch * conv.groups * conv.height.target * conv.width.target;
@@ -92,7 +92,7 @@ class DepthwisePixels {
   }
 
  private:
-  // [tap row][tap column][channel], taps in the order of the phases
+  // [tap row][tap column][channel], taps in order of the phases
   void PackWeights(float* target) const {
     for (const AxisPhase& h : conv_.height.phases) {
       for (int r = 0; r < h.taps; r++) {
@@ -107,12 +107,12 @@ class DepthwisePixels {
     }
   }
 
-  // A few output pixels of one phase, in one row or in two that share what they read.
+  // A few output pixels of one phase, in one row or in two that share their input.
   struct Tile {
     const float* image;
     const float* weights;  // of the first tap of the phase
     float* y;
-    std::ptrdiff_t y_row, y_step;  // from one row and one pixel to the next
+    std::ptrdiff_t y_row, y_step;  // between rows and between pixels
     int rows;
     int first_row;  // positions of the first tap
     int first_column;
@@ -128,7 +128,7 @@ class DepthwisePixels {
       weights += std::size_t{1} * conv_.height.phases[a].taps * taps_w_ * channels_;
     }
     const int rows = std::min(kTileRows, h.count - u);
-    // Tap r + 1 of a row is tap r of the next one only if stride and dilation agree.
+    // Tap r + 1 of a row reads what tap r of the next row reads only if stride and dilation agree.
     const bool together = rows == kTileRows && conv_.height.stride == conv_.height.dilation;
     Tile tile;
     tile.image = conv_.x + image * conv_.x_batch;
@@ -149,7 +149,7 @@ class DepthwisePixels {
       const AxisPhase& v = conv_.width.phases[b];
       tile.weights = weights;
       tile.taps_w = v.taps;
-      // Equal shares rather than a few pixels left over.
+      // Equal tiles, without a small remainder.
       const int tiles = CeilDiv(v.count, kTilePixels);
       for (int number = 0; number < tiles; number++) {
         const int u = v.count * number / tiles, pixels = v.count * (number + 1) / tiles - u;
@@ -197,7 +197,7 @@ class DepthwisePixels {
       POLYCONV_UNROLL
       for (int j = 0; j < kPixels; j++) sums[row][j] = start;
     }
-    // Input row t meets tap row t of the first output row and tap row t - 1 of the second one.
+    // Input row t is tap row t of the first output row and tap row t - 1 of the second.
     const int lines = tile.taps_h == 0 ? 0 : tile.taps_h + kRows - 1;
     for (int t = 0; t < lines; t++) {
       const int row = rows_[tile.first_row + t * conv_.height.dilation];
@@ -212,7 +212,7 @@ class DepthwisePixels {
       }
     }
     if (HWY_UNLIKELY(!conv_.epilogue.IsEmpty())) {
-      // Through a few lines of the L1 cache: one loop then serves all register tiles.
+      // Sums go through L1, so that one loop serves all register tiles.
       HWY_ALIGN float kept[kRows * kPixels * kLanes];
       POLYCONV_UNROLL
       for (int row = 0; row < kRows; row++) {
@@ -237,7 +237,7 @@ class DepthwisePixels {
     }
   }
 
-  // Writes the sums of a tile, [row][pixel][lane], with the epilogue applied.
+  // Writes the sums of a tile, [row][pixel][lane], with the epilogue.
   HWY_NOINLINE void FinishTile(const float* sums, int rows, int pixels, const Tile& tile, int channel) const {
     const int channels = std::min(conv_.groups - channel, kLanes);
     WithFinisher(conv_.epilogue, conv_.y, [&](const auto& finish) HWY_ATTR {
@@ -295,13 +295,13 @@ class DepthwisePixels {
   const DepthwiseCorrelation& conv_;
   const std::vector<int> rows_, columns_;  // of the source, by position
   int taps_h_ = 0, taps_w_ = 0;            // of all phases
-  int channels_;                           // whole vectors of them
+  int channels_;                           // rounded up to whole vectors
   int block_channels_;
   bool stream_;
 };
 
-// The weight gradient. A lane adds up the products of a few rows in float, at most kTerms unless one row alone has more;
-// these sums are added in double. The cut depends on the shape alone.
+// Weight gradient. A lane sums the products of a few rows in float, at most kTerms unless one row alone has more; these
+// sums are added in double. The cut depends on the shape alone.
 class DepthwisePixelWeights {
  public:
   static bool Takes(const DepthwiseWeightGradient& gradient) {
@@ -319,7 +319,7 @@ class DepthwisePixelWeights {
         columns_(SourcesOf(gradient.width, gradient.border)),
         taps_h_(gradient.height.phases[0].taps),
         taps_w_(gradient.width.phases[0].taps) {
-    // As many channels at a time as keep their sums near the core: pixels are contiguous then.
+    // As many channels at a time as keep their sums in the cache: pixels are then read contiguously.
     constexpr int kSumBytes = 64 << 10;
     block_channels_ = std::clamp(kSumBytes / (4 * taps_h_ * taps_w_) / kLanes * kLanes, kLanes, 256);
     block_channels_ = std::min(block_channels_, RoundUp(gradient.groups, kLanes));
@@ -356,7 +356,7 @@ class DepthwisePixelWeights {
     return std::clamp(kTerms / gradient.width.target, 1, gradient.height.target);
   }
 
-  // The sums of a few rows of one image: [vector of channels][tap][lane]; behind the taps comes the bias gradient.
+  // Sums of a few rows of one image: [vector of channels][tap][lane]; the bias gradient follows the taps.
   void AddBand(std::int64_t image, int first_row, int first_channel, std::vector<float>& sums) const {
     const std::size_t vector_share = (std::size_t{1} * taps_h_ * taps_w_ + 1) * kLanes;
     const int last_row = std::min(first_row + band_rows_, gradient_.height.target);
@@ -410,7 +410,7 @@ class DepthwisePixelWeights {
     Store(target, sum);
   }
 
-  // Calls the next one with as many taps as there are, at most kMost.
+  // Calls AddProducts with `taps` taps, at most kMost.
   template <int kRows, int kMost, bool kWhole>
   HWY_INLINE void AddTaps(int taps, const float* dy, const float* const* lines, int channel, int first_tap,
                           float* target) const {
@@ -420,8 +420,7 @@ class DepthwisePixelWeights {
     AddProducts<kRows, kMost, kWhole>(dy, lines, channel, first_tap, target);
   }
 
-  // sums += products of one row of dy and kRows rows of x, for kTaps neighbouring taps of each row. The more sums, the
-  // less they wait for one another.
+  // sums += products of one row of dy and kRows rows of x, for kTaps neighbouring taps. More sums hide latency.
   template <int kRows, int kTaps, bool kWhole>
   HWY_NOINLINE void AddProducts(const float* dy, const float* const* lines, int channel, int first_tap,
                                 float* target) const {
@@ -477,7 +476,7 @@ class DepthwisePixelWeights {
   }
 
   static constexpr int kMostTaps = 7;
-  static constexpr int kTerms = 512;  // products that a lane adds up in float, if a row is not longer
+  static constexpr int kTerms = 512;  // products that a lane sums in float, if a row is not longer
 
   const DepthwiseWeightGradient& gradient_;
   const std::vector<int> rows_, columns_;  // of the source, by position
@@ -485,7 +484,7 @@ class DepthwisePixelWeights {
   int block_channels_, blocks_;
   int band_rows_, bands_;
   std::int64_t pieces_;  // bands of all images
-  int parts_;            // of these pieces, summed apart
+  int parts_;            // parts of these pieces, summed separately
 };
 
 }  // namespace HWY_NAMESPACE

@@ -1,10 +1,9 @@
-// Depthwise correlation of small maps: a whole plane at a time, its rows one after the other in one line.
+// Depthwise correlation of small images: a whole plane at a time, its rows concatenated to one line.
 //
-// Rows of a small map are shorter than a vector, or not much longer, and a loop over them is all edges. So a plane is
-// packed with its border as one line, and the outputs are computed along that line as if it had no rows: output u, v
-// is number u * pitch + v, whatever tap it meets is at the same distance from it, and what lies between the end of one
-// row and the beginning of the next comes out as numbers that nobody reads. With a stride, positions of each residue
-// class, of rows and of columns, have a line of their own.
+// Rows of a small image are hardly longer than a vector, so a loop over them is all edges. Instead, a plane is packed
+// with its border as one line, and outputs are computed along it as if it had no rows: output u, v is number u * pitch
+// + v, and every tap is at a fixed distance from it. Numbers between the end of a row and the start of the next are not
+// used. With a stride, each residue class of rows and columns has its own line.
 #if defined(POLYCONV_CPU_DEPTHWISE_PLANES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef POLYCONV_CPU_DEPTHWISE_PLANES_INL_H_
 #undef POLYCONV_CPU_DEPTHWISE_PLANES_INL_H_
@@ -30,9 +29,8 @@ namespace HWY_NAMESPACE {
 
 class DepthwisePlanes {
  public:
-  // Where this is faster than a loop over rows. Every product reads a vector of its own here, so many taps or long rows
-  // are better off there. Measured with AVX-512, in one thread: 3 x 3 taps up to 40 columns, 5 x 5 up to 28, 9 x 9 up
-  // to 14.
+  // Whether this is faster than a loop over rows, which is better for many taps or long rows: here, every product loads
+  // a vector. Measured with AVX-512, one thread: 3 x 3 taps up to 40 columns, 5 x 5 up to 28, 9 x 9 up to 14.
   static bool Takes(const DepthwiseCorrelation& conv) {
     const auto simple = [](const DepthwiseAxis& axis) {
       return axis.stride <= 2 && axis.phases.size() <= 2 && axis.before >= 0;
@@ -83,7 +81,7 @@ class DepthwisePlanes {
     std::atomic<std::int64_t> next{0};
     runtime.parallel_for(runtime.threads, [&](std::int64_t, std::int64_t) {
       float* base = Scratch::OfThread().Get(carver.size());
-      // Zeros stay where no pixel is ever written: that is the border.
+      // Positions that no pixel is written to stay zero: the border.
       std::memset(base + packed_at, 0, sizeof(float) * packed_size_ * planes_at_a_time_);
       for (std::int64_t first; (first = next.fetch_add(planes_at_a_time_)) < planes;) {
         const int count = static_cast<int>(std::min<std::int64_t>(planes_at_a_time_, planes - first));
@@ -94,20 +92,20 @@ class DepthwisePlanes {
   }
 
  private:
-  static constexpr int kMostPositions = 64 * 64;  // of a padded plane, which has to stay in the L1 cache
+  static constexpr int kMostPositions = 64 * 64;  // of a padded plane, which has to stay in L1
   static constexpr int kMostPlanes = 8;
-  static constexpr int kFloatsAtATime = 4096;  // packed: half of a small L1 cache
+  static constexpr int kFloatsAtATime = 4096;  // packed: half of a small L1
   static constexpr int kMostVectors = 8;       // of a register tile
   static constexpr int kSlack = (kMostVectors + 2) * kLanes;
 
-  // Outputs of one residue class of rows and one of columns, and the taps that they meet.
+  // Outputs of one residue class of rows and one of columns, and their taps.
   struct Phase {
     int first_tap, taps;  // in the lists of all phases
     int outputs;          // along the line
-    int offset;           // of its line among a plane's
+    int offset;           // of its line within the plane
   };
 
-  // Where even and odd columns of a row are; the same where they are not apart.
+  // Offsets of the even and odd columns of a row; equal if they are not separate.
   struct RowPlaces {
     std::int32_t even, odd;
   };
@@ -142,8 +140,7 @@ class DepthwisePlanes {
     phases_.push_back(phase);
   }
 
-  // Each step for all planes before the next one: what was just written in one width cannot be read in another before
-  // it has reached the cache.
+  // Each step for all planes before the next step: loading what was just stored in another width would stall.
   void RunSome(std::int64_t first, int count, float* packed, float* lines, float* dense) const {
     Plane planes[kMostPlanes] = {
         {static_cast<int>(first / conv_.groups), static_cast<int>(first % conv_.groups)},
@@ -172,8 +169,7 @@ class DepthwisePlanes {
     });
   }
 
-  // From top to bottom: the zeros that a row's last vector writes past its end are border, or are written over by the
-  // next row.
+  // From top to bottom: zeros that a row's last vector writes past its end are border, or the next row overwrites them.
   HWY_INLINE void Pack(const float* row, float* packed) const {
     const int width = conv_.width.source;
     for (const RowPlaces& places : packed_rows_) {
@@ -235,8 +231,8 @@ class DepthwisePlanes {
     for (int z = 0; z < kVectors; z++) StoreAligned(line + z * kLanes, sums[z]);
   }
 
-  // The outputs in order: rows of all phases one after the other, without what lies between them. What a vector writes
-  // past the end of its row is written over by the next one.
+  // Outputs in order: rows of all phases concatenated, without the unused numbers between them. What a vector writes
+  // past the end of its row is overwritten by the next row.
   HWY_INLINE void Arrange(const float* lines, float* dense) const {
     const int width = conv_.width.target;
     for (const RowPlaces& places : output_rows_) {
@@ -255,7 +251,7 @@ class DepthwisePlanes {
   }
 
   const DepthwiseCorrelation& conv_;
-  const int pitch_, rows_;  // of a line: floats from row to row, and rows
+  const int pitch_, rows_;  // of a line: floats from row to row, and number of rows
   const int line_size_;     // of one class of positions
   const int packed_size_;   // of a plane: all its lines
   const int dense_size_;    // of a plane's outputs in order
@@ -264,9 +260,9 @@ class DepthwisePlanes {
   bool stream_;
   std::vector<Phase> phases_;            // [row phase][column phase]
   std::vector<RowPlaces> packed_rows_;   // of each row of the source, in its lines
-  std::vector<RowPlaces> output_rows_;   // of each row of the output, in theirs
-  std::vector<std::int32_t> places_;     // of what each tap meets, for output 0 of its phase
-  std::vector<std::ptrdiff_t> weights_;  // and of its weight
+  std::vector<RowPlaces> output_rows_;   // of each row of the output, in its lines
+  std::vector<std::int32_t> places_;     // source offset of each tap, for output 0 of its phase
+  std::vector<std::ptrdiff_t> weights_;  // weight offset of each tap
 };
 
 }  // namespace HWY_NAMESPACE

@@ -1,7 +1,7 @@
 // Depthwise correlation with output columns in the lanes.
 //
-// A thread walks down one image of one channel. The few padded rows that a block of output rows reads are packed into a
-// ring of lines that stays in the L1 cache, so every pixel is fetched from memory once and the inner loops see no edges.
+// A thread walks down one image of one channel. The padded rows that a block of output rows reads are packed into a
+// ring of lines that stays in L1, so every pixel is fetched from memory once and the inner loops see no edges.
 #if defined(POLYCONV_CPU_DEPTHWISE_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef POLYCONV_CPU_DEPTHWISE_ROWS_INL_H_
 #undef POLYCONV_CPU_DEPTHWISE_ROWS_INL_H_
@@ -21,8 +21,8 @@ HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
 
-// A register tile is kTileRows output rows x up to kTileColumns vectors of output columns. Each vector that is read
-// serves as many rows, each weight as many vectors.
+// A register tile is kTileRows output rows x up to kTileColumns vectors of output columns. Each vector that is loaded
+// is used for kTileRows rows, each weight for kTileColumns vectors.
 inline constexpr int kTileRows = 4;
 #if HWY_TARGET <= HWY_AVX3
 inline constexpr int kTileColumns = 4;
@@ -33,17 +33,17 @@ inline constexpr int kTileColumns = 2;
 template <int kVectors>
 using RowSums = Floats[kTileRows][kVectors];
 
-// The taps of one class, for one register tile.
+// Taps of one class, for one register tile.
 struct TapBlock {
   const float* const* lines;  // input row t of the class is at lines[t * period]
   int period;
   const float* weights;  // [tap row][tap column]
   int taps_h, taps_w;
-  const std::int32_t* offsets;  // of the tap columns inside a line
+  const std::int32_t* offsets;  // of the tap columns within a line
   int column;                   // first output column of the tile
 };
 
-// Input row t meets the tile's rows kFirst to kLast, each with its own tap row.
+// Adds input row t to the tile's rows kFirst to kLast, each with its own tap row.
 template <int kVectors, int kFirst, int kLast>
 HWY_INLINE void AddLine(const TapBlock& block, int t, RowSums<kVectors>& sums) {
   const float* HWY_RESTRICT line = block.lines[t * block.period] + block.column;
@@ -64,7 +64,7 @@ HWY_INLINE void AddLine(const TapBlock& block, int t, RowSums<kVectors>& sums) {
   }
 }
 
-// All input rows from kRow on of a class with exactly kTaps tap rows.
+// All input rows from kRow on, of a class with exactly kTaps tap rows.
 template <int kVectors, int kTaps, int kRow = 0>
 HWY_INLINE void AddFewTaps(const TapBlock& block, RowSums<kVectors>& sums) {
   if constexpr (kRow < kTileRows + kTaps - 1) {
@@ -73,7 +73,7 @@ HWY_INLINE void AddFewTaps(const TapBlock& block, RowSums<kVectors>& sums) {
   }
 }
 
-// The input rows before and behind those that meet all rows of the tile.
+// Input rows before (AddFirstLines) and behind (AddLastLines) those that all rows of the tile read.
 template <int kVectors, int kRow = 0>
 HWY_INLINE void AddFirstLines(const TapBlock& block, RowSums<kVectors>& sums) {
   if constexpr (kRow < kTileRows - 1) {
@@ -125,10 +125,10 @@ class DepthwiseRows {
         offsets_.push_back(static_cast<std::int32_t>(at));
       }
     }
-    // The rows of the next block are packed before those of this one are read: a vector that was just written cannot be
-    // read at another alignment before it reached the cache.
+    // The rows of the next block are packed before those of this one are read: reading a vector that was just stored at
+    // another alignment would stall (no store forwarding).
     ring_rows_ = window_rows_ + block_outputs_ * conv.height.stride;
-    // One phase and one class of rows: tiles write finished rows, in order.
+    // With one phase and one class of rows, tiles write finished rows in order.
     in_order_ = conv.height.phases.size() == 1 && conv.width.phases.size() == 1 && shared_.output_step == 1;
     block_rows_ = block_outputs_ * static_cast<int>(conv.height.phases.size());
     phase_pitch_ = RoundUp(CeilDiv(conv.width.target, static_cast<int>(conv.width.phases.size())), kLanes);
@@ -138,7 +138,7 @@ class DepthwiseRows {
   }
 
   void Run(const Runtime& runtime) const {
-    // Bands of rows only where there are too few planes for the threads: each packs some of its neighbour's rows.
+    // Bands of rows only if there are too few planes for the threads: each band packs some of its neighbour's rows.
     const std::int64_t planes = std::int64_t{1} * conv_.batch * conv_.groups;
     const int blocks = CeilDiv(phase_outputs_, block_outputs_);
     const int wanted = static_cast<int>(std::max<std::int64_t>(1, 8 * runtime.threads / planes));
@@ -197,11 +197,11 @@ class DepthwiseRows {
     }
   }
 
-  // Where every padded row of a plane lies once it is packed: the same for all planes of a thread.
+  // Addresses of the packed rows of a plane, equal for all planes of a thread.
   struct Ring {
     std::vector<float*> slots;        // [read channel][position]
-    std::vector<const float*> lines;  // the same, with a line of zeros for rows outside the image
-    std::vector<int> source;          // the image row at a position, or -1
+    std::vector<const float*> lines;  // like slots, with a line of zeros for rows outside the image
+    std::vector<int> source;          // image row at a position, or -1
     std::size_t positions;
   };
 
@@ -233,7 +233,7 @@ class DepthwiseRows {
     }
   }
 
-  // Finished rows on their way to memory. They are copied one block later, for the same reason as above.
+  // Finished rows before they are stored, one block later: reading them at once would stall, too.
   struct Staging {
     float* rows[2];
     int current = 0;
@@ -264,7 +264,7 @@ class DepthwiseRows {
     }
   }
 
-  // The output rows of a block: in order into dense rows, or [row][column phase][column].
+  // Output rows of a block: dense and in order, or [row][column phase][column].
   HWY_INLINE void ComputeBlock(Plane plane, int k, const Ring& ring, int first_position, const float* weights,
                                float* target) const {
     const float start = conv_.bias == nullptr ? 0.0f : conv_.bias[(plane.group * conv_.writes + k) * conv_.bias_step];
@@ -285,8 +285,8 @@ class DepthwiseRows {
           tile.start = start;
           tile.row_pitch = row_pitch * shared_.output_step * row_phases;
           tile.target = target + (first * row_phases + a) * row_pitch + b * phase_pitch_ * (in_order_ ? 0 : 1);
-          // From right to left and each tile from top to bottom: what a row's last vector writes past its end is the
-          // beginning of the next row, which is written later.
+          // From right to left, and each tile from top to bottom: a row's last vector may write past its end, over the
+          // start of the next row, which is written later.
           for (int vectors = CeilDiv(v.count, kLanes), width; vectors > 0; vectors -= width) {
             width = vectors % kTileColumns == 0 ? kTileColumns : vectors % kTileColumns;
             ComputeTile(tile, (vectors - width) * kLanes, width);
@@ -353,7 +353,7 @@ class DepthwiseRows {
     }
   }
 
-  // Columns of all phases back in order.
+  // Merges the columns of all phases.
   void MergePhases(const float* phases, float* rows) const {
     const int count = static_cast<int>(conv_.width.phases.size()), width = conv_.width.target;
     for (int row = 0; row < block_rows_; row++, phases += count * phase_pitch_, rows += width) {
@@ -385,7 +385,7 @@ class DepthwiseRows {
     });
   }
 
-  // Rows that do not follow one another in memory.
+  // Stores rows that are not contiguous in memory.
   template <class Finish>
   void WriteApart(const Finish& finish, float* target, const float* rows, int count) const {
     const int width = conv_.width.target;
@@ -405,7 +405,7 @@ class DepthwiseRows {
   const LinePacker packer_;
   const SharedRows shared_;
   int block_outputs_;                  // of each row phase
-  int block_rows_;                     // output rows of a block, of all phases
+  int block_rows_;                     // output rows of a block, all phases
   int window_rows_ = 0;                // padded input rows that a block reads
   int ring_rows_;                      // packed rows that are kept
   int phase_outputs_ = 0;              // most output rows of a phase

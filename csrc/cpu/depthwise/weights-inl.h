@@ -1,8 +1,8 @@
-// The weight gradient of a depthwise convolution, with output columns in the lanes.
+// Weight gradient of a depthwise convolution, with output columns in the lanes.
 //
-// dw[r][s] is the sum of dy[i][j] x[i + r][j + s]. Sums are cut in three: each lane adds up at most kLaneTerms products
-// in float, where they stay in a register; the lanes of a vector are added pairwise; these sums are added in double,
-// image after image. The cut depends on the shape alone: same input, same bits, whatever the number of threads.
+// dw[r][s] is the sum of dy[i][j] x[i + r][j + s], in three levels: each lane sums at most kLaneTerms products in
+// float, in a register; the lanes of a vector are added pairwise; these sums are added in double, image after image.
+// The cut depends on the shape alone, so results do not depend on the number of threads.
 #if defined(POLYCONV_CPU_DEPTHWISE_WEIGHTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef POLYCONV_CPU_DEPTHWISE_WEIGHTS_INL_H_
 #undef POLYCONV_CPU_DEPTHWISE_WEIGHTS_INL_H_
@@ -21,15 +21,15 @@ HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
 
-// A register tile is up to kGradientRows x kGradientColumns taps. Walking down a column of vectors, each vector of x that
-// is read meets the last few vectors of dy, which stay in registers.
+// A register tile is up to kGradientRows x kGradientColumns taps. Down a column of vectors, each vector of x that is
+// loaded is multiplied with the last few vectors of dy, which stay in registers.
 #if HWY_TARGET <= HWY_AVX3
 inline constexpr int kGradientRows = 5, kGradientColumns = 4;
 #else
 inline constexpr int kGradientRows = 3, kGradientColumns = 3;
 #endif
 
-// Products that a lane adds up in float, where rows are not too long for it: see LongestSum.
+// Products that a lane sums in float, unless rows are too long for it: see LongestSum.
 inline constexpr int kLaneTerms = 512;
 
 // One tile of taps over the rows of a band.
@@ -38,7 +38,7 @@ struct GradientTile {
   const float* const* dy;  // output row t is at dy[t * dy_step]; zeros follow the last one
   int x_step, dy_step;
   int rows, vectors;
-  const std::int32_t* offsets;  // of the tap columns inside a line
+  const std::int32_t* offsets;  // of the tap columns within a line
   double* totals;               // [tap row][tap column]
   std::ptrdiff_t totals_pitch;
 };
@@ -108,7 +108,7 @@ HWY_INLINE void AddGradients(int rows, int columns, const GradientTile& tile) {
   }
 }
 
-// The length of the next piece when `remaining` are cut into as few and as equal pieces as possible.
+// Length of the next piece if `remaining` are cut into as few and as equal pieces as possible.
 constexpr int NextPiece(int remaining, int most) {
   return CeilDiv(remaining, CeilDiv(remaining, most));
 }
@@ -133,7 +133,7 @@ class DepthwiseWeights {
     for (int s = 0; s < taps_w_; s++) {
       offsets_.push_back(static_cast<std::int32_t>(packer_.layout().OffsetOf(s * gradient.width.dilation)));
     }
-    // Enough tasks for many threads even if there are few channels.
+    // Enough tasks for many threads even with few channels.
     pieces_ = std::int64_t{1} * gradient.batch * bands_;
     blocks_ = CeilDiv(gradient.groups * gradient.multiplier, kBlockChannels);
     parts_ = static_cast<int>(std::clamp<std::int64_t>(CeilDiv(64, blocks_), 1, std::max<std::int64_t>(pieces_, 1)));
@@ -144,7 +144,7 @@ class DepthwiseWeights {
     const std::int64_t channels = std::int64_t{1} * gradient_.groups * gradient_.multiplier;
     std::vector<double> partial(share * parts_ * channels);
 
-    // Zeros behind the last line of dy, as many as a register tile reaches past it.
+    // Zeros behind the last line of dy, as many as a register tile reads past it.
     const std::size_t dy_lines = band_rows_ + std::size_t{kGradientRows} * shared_.output_step;
     Carver carver;
     const std::size_t lines_at = carver.Take(packer_.pitch() * (band_lines_ + 1));
@@ -158,7 +158,7 @@ class DepthwiseWeights {
       for (std::int64_t task; (task = next.fetch_add(1)) < std::int64_t{1} * blocks_ * parts_;) {
         const std::int64_t part = task / blocks_, first_k = task % blocks_ * kBlockChannels;
         const std::int64_t last_k = std::min(first_k + kBlockChannels, channels);
-        // Channels innermost: planes of one image follow one another in memory.
+        // Channels innermost: planes of one image are contiguous in memory.
         for (std::int64_t piece = pieces_ * part / parts_; piece < pieces_ * (part + 1) / parts_; piece++) {
           const std::int64_t image = piece / bands_;
           const int first = static_cast<int>(piece % bands_) * band_rows_;
@@ -180,7 +180,7 @@ class DepthwiseWeights {
  private:
   static int Vectors(const DepthwiseWeightGradient& gradient) { return CeilDiv(gradient.width.target, kLanes); }
 
-  // A few rows at least, however long they are, and one of each of those that share nothing.
+  // At least a few rows, however long they are, and one row of each class that shares nothing.
   static int BandRows(const DepthwiseWeightGradient& gradient) {
     const int step = SharedRows(gradient.height).output_step;
     const int rows = std::clamp(kLaneTerms / Vectors(gradient), 8, 64) / step * step;
@@ -194,13 +194,13 @@ class DepthwiseWeights {
       const int position = first_row * height.stride + i;
       const int row =
           position < height.reach ? SourceIndex(gradient_.border, position - height.before, height.source) : -1;
-      float* line = lines + (row < 0 ? band_lines_ : i) * packer_.pitch();  // the line of zeros is the last one
+      float* line = lines + (row < 0 ? band_lines_ : i) * packer_.pitch();  // the last line is the line of zeros
       x[i] = line;
       if (row >= 0) packer_.Pack(plane + row * gradient_.x_row, gradient_.x_column, line);
     }
   }
 
-  // Gives the number of rows.
+  // Returns the number of rows.
   int PackGradient(std::int64_t image, std::int64_t k, int first_row, float* lines, const float** dy,
                    std::size_t count) const {
     const int rows = std::min(band_rows_, gradient_.height.target - first_row), width = gradient_.width.target;
@@ -278,11 +278,11 @@ class DepthwiseWeights {
   const SharedRows shared_;
   int taps_h_, taps_w_;
   int vectors_;                         // of an output row
-  int band_rows_, bands_, band_lines_;  // output rows at a time, and the input rows that they read
+  int band_rows_, bands_, band_lines_;  // output rows per band, bands, and input rows per band
   int gradient_pitch_;
   std::vector<std::int32_t> offsets_;  // of the tap columns
   std::int64_t pieces_;                // bands of all images
-  int parts_;                          // of these pieces, summed apart
+  int parts_;                          // parts of these pieces, summed separately
   int blocks_;                         // of kBlockChannels channels
 };
 

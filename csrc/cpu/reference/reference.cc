@@ -1,8 +1,7 @@
-// Direct summation. All that makes a convolution irregular (borders, crops, strides, memory layouts, the element type)
-// happens once per row, where it is copied into a line of doubles: see padded_line.h. What is left are loops over
-// contiguous doubles, which the compiler turns into vectors of the instruction set.
-//
-// Every sum has one order that depends on the shape alone: same input, same bits, whatever the number of threads.
+// Direct summation in double. Borders, crops, strides, memory layouts and element types are handled once per row, when
+// it is copied into a line of doubles (common/padded_line.h). The remaining loops run over contiguous doubles, and the
+// compiler vectorises them.
+// The order of every sum depends on the shape alone, so results do not depend on the number of threads.
 #include "reference/reference.h"
 
 #include <algorithm>
@@ -15,14 +14,14 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "reference/reference.cc"
 #include <hwy/foreach_target.h>  // includes this file again, once per target
-// foreach_target.h comes first
+// must come after foreach_target.h
 #include <hwy/highway.h>
 
 HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
 
-// Channels that share a line.
+// Output (input, for the input gradient) channels that share one copied line.
 constexpr int kChannelsAtATime = 8;
 
 // sums += factor * line
@@ -30,7 +29,7 @@ HWY_INLINE void AddScaled(double factor, const double* HWY_RESTRICT line, int co
   for (int i = 0; i < count; i++) sums[i] += factor * line[i];
 }
 
-// A dot product that goes on from row to row: element i belongs to lane i % kDotLanes. The lanes are added at the end.
+// Dot product continued from row to row: element i is summed in lane i % kDotLanes, and the lanes are added at the end.
 constexpr int kDotLanes = 8;
 struct DotLanes {
   alignas(64) double lane[kDotLanes] = {};
@@ -52,13 +51,13 @@ HWY_INLINE void AddProducts(const double* HWY_RESTRICT a, const double* HWY_REST
   sums = local;
 }
 
-// Columns of the padded row from the first to the last one that is read.
+// Layout of the padded row, from the first to the last column that is read.
 inline LineLayout LineOf(const PlainShape& s) {
   const int reach = (s.out_width - 1) * s.stride_w + (s.taps_w - 1) * s.dilation_w + 1;
   return LineLayout(s.stride_w, s.left, s.in_width, reach);
 }
 
-// A row of sums to y, from element `first` on, the epilogue applied: rounded once, at the end.
+// Applies the epilogue to a row of sums and stores it to y from element `first` on. The only rounding to T.
 template <class T>
 void FinishRow(const Epilogue<T>& epilogue, std::ptrdiff_t first, std::ptrdiff_t step, int count, const double* sums,
                T* y) {
@@ -111,8 +110,8 @@ void Forward(const PlainShape& s, const T* x, const T* w, const T* bias, const E
   });
 }
 
-// Each row of dx collects what reaches it: directly, and by the border rows that mirror it. Along a row, sums are taken
-// over the padded line, which is folded onto the image in the end.
+// A row of dx sums the padded rows that map to it: itself and the border rows that mirror it. Along a row, sums are
+// over the padded line, which is folded onto the image at the end.
 template <class T>
 void InputGradient(const PlainShape& s, const T* dy, const T* w, T* dx, const Runtime& runtime) {
   const LineLayout layout = LineOf(s), dense(1, 0, s.out_width, s.out_width);
@@ -156,7 +155,7 @@ void InputGradient(const PlainShape& s, const T* dy, const T* w, T* dx, const Ru
   });
 }
 
-// One input channel and one row of taps at a time, for a few output channels.
+// A task is one input channel, one row of taps, and kChannelsAtATime output channels.
 template <class T>
 void WeightGradient(const PlainShape& s, const T* x, const T* dy, T* dw, T* db, const Runtime& runtime) {
   const LineLayout layout = LineOf(s), dense(1, 0, s.out_width, s.out_width);
@@ -227,8 +226,8 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 
-// SiLU in double is the one place that calls exp. glibc 2.29 gave it a version of its own (it sets no errno); the older
-// one is there too, and is all that torch's minimum, 2.28, has: see glibc.cc.
+// SiLU in double is the only call of exp. glibc 2.29 added a new version of the symbol (without errno). Bind to the old
+// one, because torch supports glibc from 2.28 on: see common/glibc.cc.
 #if defined(__x86_64__) && defined(__GLIBC__)
 __asm__(".symver exp,exp@GLIBC_2.2.5");
 #endif

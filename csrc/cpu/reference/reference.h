@@ -1,5 +1,5 @@
-// Convolution by its definition, in all three passes, for float and double: the fall-back for whatever no other kernel
-// takes, and the most accurate one, because every sum is taken in double.
+// Convolution by its definition, all three passes, for float and double. The fallback for problems that no other kernel
+// takes, and the most accurate kernel: every sum is in double.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace polyconv {
 
-// A convolution with all its groups, without its data.
+// Sizes and strides of a convolution with all its groups.
 struct PlainShape : ConvolutionShape {
   int groups;
   std::ptrdiff_t bias_step;
@@ -16,10 +16,10 @@ struct PlainShape : ConvolutionShape {
 
 template <class T>
 struct PlainKernels {
-  // y = activation(w * x + bias + residual); the bias may be null
+  // y = activation(w * x + bias + residual). The bias may be null.
   void (*forward)(const PlainShape&, const T* x, const T* w, const T* bias, const Epilogue<T>&, T* y, const Runtime&);
   void (*input_gradient)(const PlainShape&, const T* dy, const T* w, T* dx, const Runtime&);
-  // also the bias gradient, unless it is null
+  // Also computes the bias gradient, unless `db` is null.
   void (*weight_gradient)(const PlainShape&, const T* x, const T* dy, T* dw, T* db, const Runtime&);
 };
 

@@ -1,9 +1,9 @@
-// One convolution by one scheme. Two ways to order the same stages:
+// One convolution by one scheme, with two orders of the stages:
 //
-//   fused    each thread takes a chunk of units through all stages, with everything that is alive in its L2 cache. The
-//            weights stream through once per chunk, so a chunk should have at least some 64 units.
+//   fused    each thread takes a chunk of units through all stages, with all live data in its L2. The weights stream
+//            through once per chunk, so a chunk should have at least some 64 units.
 //   phased   all threads transform the input, then multiply, then invert, with the transformed data of a whole slab in
-//            memory. Better for many channels and small maps: each weight is read once per slab.
+//            memory. Better for many channels and small images: each weight is read once per slab.
 //
 // Neither the order of any sum nor the cut into chunks depends on the number of threads: same input, same bits.
 #if defined(POLYCONV_CPU_TILE_LANES_FAST_CONVOLUTION_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -27,8 +27,8 @@ HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
 
-// Sums over channels are cut into equal blocks, each of which starts from zero: the error grows with the length of a
-// block and the number of blocks, not with the number of channels.
+// Length of the equal blocks that a sum over channels is cut into. Each starts from zero: the error grows with the
+// length of a block and the number of blocks, not with the number of channels.
 inline int ChannelsSummed(int channels) {
   const int longest = channels <= 512 ? 64 : 48;
   return CeilDiv(channels, CeilDiv(channels, longest));
@@ -49,7 +49,7 @@ void TransformWeights(const Convolution& conv, float* transformed, const Runtime
 template <class S>
 class FastConvolution {
  public:
-  // `crosses_bands`: whether a chunk may end inside a band, to fill its vectors.
+  // `crosses_bands`: whether a chunk may end within a band, to fill its vectors.
   FastConvolution(const Convolution& conv, const float* weights, int wanted_lanes, bool crosses_bands)
       : conv_(conv),
         weights_(weights),
@@ -65,7 +65,7 @@ class FastConvolution {
     const int batch = std::clamp(tiles_per_batch, 1, weight_stage_.channel_tiles);
 
     Carver carver;
-    // Ungrouped, a channel's columns are used up at once and need not be kept.
+    // Ungrouped, a channel's columns are consumed at once and need not be kept.
     const int band_groups = CeilDiv(tiling_.bands_per_chunk, input_.side_by_side);
     const std::size_t kept = S::kGrouped ? static_cast<std::size_t>(band_groups) * channels : 1;
     const InputScratch input_scratch(input_, kept, carver);
@@ -109,11 +109,11 @@ class FastConvolution {
     });
   }
 
-  // Slabs bound the memory: the tiling's chunks are slabs here, alive with all channels and points at a time.
+  // Bounded memory: chunks of the tiling are slabs here, live with all channels and points.
   void RunPhased(const Runtime& runtime) const {
     static_assert(!S::kGrouped, "the phased order has no use for groups of points");
     const int channels = input_.channels(), tiles = weight_stage_.channel_tiles;
-    // Whole register tiles, as wide as possible and all of the same width.
+    // Whole register tiles, as wide as possible and of equal width.
     const int blocks = CeilDiv(tiling_.lanes, kTileVectors * kLanes);
     const int block_vectors = CeilDiv(tiling_.lanes / kLanes, blocks), vectors = blocks * block_vectors;
     const TransformedLayout layout(block_vectors * kLanes, blocks, S::kSlots, channels);
@@ -130,7 +130,7 @@ class FastConvolution {
     for (int slab = 0; slab < tiling_.chunk_count; slab++) {
       const BandRange bands = BandsOf(tiling_, slab);
       const int slab_blocks = CeilDiv(UnitsOf(tiling_, bands), layout.block_lanes);
-      // Few bands and few channels at a time: what is written then lies close together, for every point.
+      // Few bands and few channels at a time: what is written then is close together, for every point.
       const int band_step = RoundUp(std::max(1, layout.block_lanes / tiling_.units), input_.side_by_side);
       const int channel_step = std::min(Taps::kChannelsAtATime, channels);
       const int band_steps = CeilDiv(bands.count(), band_step);
@@ -170,7 +170,7 @@ class FastConvolution {
   }
 
  private:
-  // Places in a thread's scratch memory.
+  // Offsets in a thread's scratch memory.
   struct InputScratch {
     std::size_t loaded, rows, columns;
     InputScratch(const InputStage<S>& input, std::size_t kept_columns, Carver& carver)
@@ -187,8 +187,7 @@ class FastConvolution {
 
   float BiasOf(int k) const { return conv_.bias == nullptr ? 0.0f : conv_.bias[k]; }
 
-  // Calls use(some bands, channel, its place among the loaded ones). Channels outermost: bands of a channel overlap, so
-  // that most rows are found in the cache again.
+  // Calls use(bands, channel, its index among the loaded ones). Channels outermost: their bands overlap in the cache.
   template <class Use>
   HWY_INLINE void ForEachInput(const BandRange& bands, Range channels, float* loaded, const Use& use) const {
     for (int c = channels.begin, together; c < channels.end; c += together) {
@@ -204,7 +203,7 @@ class FastConvolution {
     }
   }
 
-  // Where the columns of some bands of a channel are kept until all groups of points have used them.
+  // Offset of the columns of some bands of a channel, which are kept until all groups of points have used them.
   std::size_t KeptAt(int first_band, int chunk_begin, int channel) const {
     const std::size_t band_group = (first_band - chunk_begin) / input_.side_by_side;
     return (band_group * input_.channels() + channel) * input_.columns_size();
@@ -248,9 +247,8 @@ class FastConvolution {
     });
   }
 
-  // The products of one point for some tiles of output channels, the first of which is at `products`. What a register
-  // tile reads of the input, over one block of the sum, stays in the L1 cache while all output channels pass by; the
-  // weights stay in L2 while all units do.
+  // Products of one point for some tiles of output channels, from `products` on. The input of a register tile, over one
+  // block of the sum, stays in L1 for all output channels; the weights stay in L2 for all units.
   HWY_INLINE void MultiplyPoint(int group, int point, Range tiles, int vectors, const TransformedLayout& layout,
                                 const float* transformed, float* products, std::size_t tile_products) const {
     using Layout = ProductLayout<S>;
@@ -264,12 +262,12 @@ class FastConvolution {
     };
     for (int c = 0; c < channels; c += summed) {
       op.channels = std::min(summed, channels - c);
-      // After the last tile. Further units take what is in L2 by then and needs no fetching.
+      // Weights after the last tile. Further units find them in L2.
       const float* following = c + summed < channels
                                    ? weights_at(point, tiles.begin, c + summed)
                                    : weights_at(std::min(point + 1, S::kGroupPoints - 1), tiles.begin, 0);
       for (int z = 0, width; z < vectors; z += width) {
-        width = NextTile(vectors - z);  // never crosses a block: where there are several, each is one register tile
+        width = NextTile(vectors - z);  // never crosses a block: if there are several, each is one register tile
         const int block = z * kLanes / layout.block_lanes;
         op.input = transformed + point * layout.point + block * layout.block + c * layout.channel + z * kLanes -
                    block * layout.block_lanes;
@@ -283,7 +281,7 @@ class FastConvolution {
     }
   }
 
-  // Inverse transforms of the output channels in `range`, whose products begin at `products`; the last group writes.
+  // Inverse transforms of the output channels in `range`, with their products at `products`. The last group writes.
   HWY_INLINE void InvertAndWrite(const OutputStage<S>& output, int group, Range range, const BandRange& bands,
                                  int vectors, const float* products, std::size_t tile_products, float* sums,
                                  const OutputScratch& scratch, float* base) const {

@@ -20,9 +20,9 @@ HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
 
-// The transformed input: [point][block][slot][channel][lane]. A block is as many lanes as the products take at a time:
-// all of them where the whole chunk stays in the cache, a register tile's where it does not, so that what a register
-// tile reads is contiguous. A single block is padded by a vector per channel: see Expand. Pitches are in floats.
+// Transformed input: [point][block][slot][channel][lane]. A block is the lanes that the products take at a time: all of
+// them if the chunk stays in the cache, otherwise those of a register tile, so that its input is contiguous. A single
+// block is padded by a vector per channel: see Expand. Pitches are in floats.
 struct TransformedLayout {
   int block_lanes, blocks;
   std::size_t channel, slot, block, point;
@@ -31,7 +31,7 @@ struct TransformedLayout {
     block_lanes = lanes_per_block;
     blocks = block_count;
     channel = static_cast<std::size_t>(block_lanes);
-    // An odd number of vectors keeps the channels of a lane out of one another's cache sets.
+    // An odd number of vectors, against conflicts of channels in cache sets.
     if (blocks == 1) channel += block_lanes / kLanes % 2 == 0 ? kLanes : 2 * kLanes;
     slot = channel * channels;
     block = slot * slots;
@@ -39,11 +39,11 @@ struct TransformedLayout {
   }
 };
 
-// Where the pieces of one input channel of one band lie.
+// Layout of one input channel of one band.
 //
 //   rows      H-transformed image rows with their padding, [H point][column]; only a few columns without a dilation
 //   columns   the same, sorted: [H point][column of a unit][unit], one tile (dilation_w units) longer than the band,
-//             because a tile's input reaches into its right neighbour
+//             because a tile's input extends into its right neighbour
 template <class S>
 struct InputStage {
   static constexpr int kPointsH = S::H::kPoints;
@@ -54,15 +54,15 @@ struct InputStage {
   const Convolution& conv;
   const Tiling& tiling;
   const Taps taps;
-  const bool loads;  // the rows of a band into dense memory first
+  const bool loads;  // copy the rows of a band to dense memory first
   const RowLoader loader;
-  int origin;                                // of image column 0 inside a row
+  int origin;                                // of image column 0 within a row
   int row_pitch;                             // floats between rows
   int column_pitch;                          // floats between streams of columns
   int loaded_pitch;                          // floats between loaded rows
   int halo;                                  // units of the neighbouring tile
   int side_by_side;                          // narrow bands that share a vector
-  alignas(64) std::int32_t compact[kLanes];  // where the units of such bands are, their halos left out
+  alignas(64) std::int32_t compact[kLanes];  // lanes of the units of such bands, without their halos
 
   InputStage(const Convolution& c, const Tiling& t)
       : conv(c),
@@ -83,9 +83,9 @@ struct InputStage {
       reached = std::max(reached + last, c.in_width);
     }
     row_pitch = RoundUp(origin + reached, kLanes) + 2 * kLanes + 16;
-    row_pitch = std::max(row_pitch, (kStreams + 1) * kLanes);  // the dense path's buffer lies in the same place
-    // Streams follow one another without a gap: a halo is a few units, and a vector of each stream for them would be a
-    // third of all columns that a core keeps in its cache. Bands that share a vector fill it.
+    row_pitch = std::max(row_pitch, (kStreams + 1) * kLanes);  // the dense path's buffer shares this memory
+    // Streams follow without a gap: with a whole vector per stream for the halo of a few units, a third of all cached
+    // columns would be padding. Bands that share a vector fill it.
     const int count = t.piece_units + halo;
     column_pitch = std::max(count, kLanes);
     loaded_pitch = RoundUp(RoundUp(count, d) * kStreams, kStreams * kLanes) + kLanes;
@@ -96,23 +96,22 @@ struct InputStage {
 
   int channels() const { return taps.channels(); }
   std::size_t rows_size() const { return static_cast<std::size_t>(kPointsH) * row_pitch + conv.in_width + kLanes; }
-  // The last vector of the last stream may reach over the end.
+  // The last vector of the last stream may extend past the end.
   std::size_t columns_size() const {
     return RoundUp(kPointsH * kStreams * column_pitch, kLanes) + static_cast<std::size_t>(kLanes);
   }
   std::size_t loaded_size() const { return loads ? side_by_side * LoadedBandPitch() : 0; }
 
-  // Once per thread and call: what GatherDilated does not write is padding. The zero row, behind the others, stands for
-  // rows outside the image.
+  // Once per thread and call: zeros for padding, and the zero row behind the others, for rows outside the image.
   void ClearRows(float* rows) const { std::memset(rows, 0, rows_size() * sizeof(float)); }
 
-  // Channels from `channel` on that are loaded by one call of LoadRows.
+  // Channels from `channel` on that one call of LoadRows loads.
   int ChannelsTogether(int channel) const {
     return loads ? std::min(loader.ChannelsTogether(), taps.RunFrom(channel)) : 1;
   }
 
-  // The rows that up to `side_by_side` bands need of some channels: loaded[band][channel][row][column], from each band's
-  // first unit on.
+  // Loads rows of some channels for up to `side_by_side` bands, from their first unit:
+  // loaded[band][channel][row][column].
   void LoadRows(const BandRange& bands, int channel, int count, float* loaded) const {
     const auto [image_channel, segment_h, segment_w] = taps.At(channel);
     for (int index = bands.begin; index < bands.end; index++, loaded += LoadedBandPitch()) {
@@ -126,9 +125,8 @@ struct InputStage {
     }
   }
 
-  // Transforms along H what up to `side_by_side` bands need of a channel, and sorts the columns. `loaded` is where
-  // LoadRows put the first of several channels, this being number `place` of them; nothing where the image is read in
-  // place.
+  // Transforms one channel of up to `side_by_side` bands along H, and sorts its columns. `loaded`: result of LoadRows,
+  // in which this is channel number `place`; unused if the image is read in place.
   HWY_INLINE void Gather(const BandRange& bands, int channel, const float* loaded, int place, float* rows,
                          float* columns) const {
     const Band band = BandAt(tiling, bands, bands.begin);
@@ -141,7 +139,7 @@ struct InputStage {
     }
   }
 
-  // Transforms one group of H points along W and puts the bands' units to their lanes.
+  // Transforms one group of H points along W and stores the bands' units to their lanes.
   HWY_INLINE void Expand(const BandRange& bands, int group, const float* columns, int channel,
                          const TransformedLayout& layout, float* transformed) const {
     const auto expand = [&](int unit, const auto& put) HWY_ATTR {
@@ -164,7 +162,7 @@ struct InputStage {
              });
   }
 
-  // Gather and Expand at once, where there is nothing to transform.
+  // Gather and Expand in one step, if there is nothing to transform.
   HWY_INLINE void Copy(const Band& band, int channel, const float* loaded, int place, const float* rows,
                        const TransformedLayout& layout, float* transformed) const {
     constexpr int kChannelsAhead = 8;
@@ -172,13 +170,13 @@ struct InputStage {
     PutUnits(band.unit_count, channel, band.first_lane, layout, transformed, [&](int unit, const auto& put) HWY_ATTR {
       const int column = band.first_unit + unit + source.shift;
       put(0, ColumnsOf(source, 0, column));
-      // Lines of a channel are too few for the hardware to get going: fetch those of a channel that comes later.
+      // A channel has too few lines for the hardware prefetcher: prefetch a later channel.
       __builtin_prefetch(source.at[0] + column + kChannelsAhead * conv.x_channel, 0, 2);
     });
   }
 
  private:
-  // Rows of the image, of which the columns [0, width) exist. Place u of the sub-image is column u + shift.
+  // Rows of the image, with columns [0, width). Position u of the sub-image is column u + shift.
   struct Rows {
     const float* at[kPointsH];
     int width, shift;
@@ -186,13 +184,12 @@ struct InputStage {
 
   static int HaloOf(const Tiling& t) { return kHalo ? t.dilation_w : 0; }
 
-  // Places of a sub-image that a row of tiles reads. Whole vectors of units are read, so tiles past the last one are
-  // touched, too.
+  // Positions of a sub-image that a row of tiles reads. Whole vectors of units are read, so tiles past the end are too.
   static int PlacesOf(const Tiling& t) {
     return (CeilDiv(t.units + HaloOf(t) + kLanes, t.dilation_w) + 1) * kStreams * t.dilation_w;
   }
 
-  // The image row of row i of a band's tiles.
+  // Image row of row i of a band's tiles.
   int RowAt(const Band& band, int segment_h, int i) const {
     return taps.h.PixelAt(segment_h, (band.tile_row * S::H::kM + i) * tiling.dilation_h + band.phase);
   }
@@ -224,7 +221,7 @@ struct InputStage {
     return source;
   }
 
-  // Calls emit(unit, put) for each vector of some units; put(at, v) stores to the units' lanes, `at` floats on.
+  // Calls emit(unit, put) for each vector of units. put(at, v) stores to the units' lanes, `at` floats further.
   template <class Emit>
   HWY_INLINE void PutUnits(int unit_count, int channel, int first_lane, const TransformedLayout& layout,
                            float* transformed, const Emit& emit) const {
@@ -232,8 +229,8 @@ struct InputStage {
     for (int unit = 0; unit < unit_count; unit += kLanes) {
       const int lane = first_lane + unit;
       const int block = lane / layout.block_lanes, position = lane % layout.block_lanes;
-      // With several blocks, bands are transformed in any order and a band must not touch its neighbours' lanes. In a
-      // single block they come in order: what is written past the end of a band is overwritten by the next one.
+      // With several blocks, bands are transformed in any order, so a band must not touch its neighbours' lanes. In a
+      // single block they are in order: what is written past the end of a band is overwritten by the next one.
       const int lanes = layout.blocks == 1 ? kLanes : std::min(kLanes, unit_count - unit);
       const int here = layout.blocks == 1 ? kLanes : std::min(lanes, layout.block_lanes - position);
       float* target = transformed + block * layout.block + position;
@@ -241,7 +238,7 @@ struct InputStage {
         emit(unit, [&](std::size_t at, Floats v) HWY_ATTR { Store(target + at, v); });
         continue;
       }
-      float* rest = target + layout.block - layout.block_lanes;  // the same lanes, counted from the next block
+      float* rest = target + layout.block - layout.block_lanes;  // the same lanes, relative to the next block
       emit(unit, [&](std::size_t at, Floats v) HWY_ATTR {
         StoreBetween(target + at, v, 0, here);
         if (here < lanes) StoreBetween(rest + at, v, here, lanes);
@@ -256,14 +253,14 @@ struct InputStage {
     return LoadBetween(source.at[i] + column, first, last);
   }
 
-  // The transform along H of one vector of columns.
+  // Transform along H of one vector of columns.
   HWY_INLINE void TransformColumns(const Rows& source, int column, float* target, std::size_t pitch) const {
     Floats in[kPointsH], out[kPointsH];
     if (HWY_LIKELY(column >= 0 && column + kLanes <= source.width)) {
       POLYCONV_UNROLL
       for (int i = 0; i < kPointsH; i++) {
         in[i] = Load(source.at[i] + column);
-        // The same place in the next channel, into L2: rows of a channel are too short for the hardware to get going.
+        // Prefetch the next channel into L2: rows of a channel are too short for the hardware prefetcher.
         __builtin_prefetch(source.at[i] + column + conv.x_channel, 0, 2);
       }
     } else {
@@ -288,10 +285,10 @@ struct InputStage {
     }
   }
 
-  // The same for bands that share a vector, each with its halo.
+  // GatherDense for bands that share a vector, each with its halo.
   HWY_INLINE void GatherNarrow(const BandRange& bands, int channel, const float* loaded, int place, float* buffer,
                                float* columns) const {
-    constexpr std::size_t kPitch = (kStreams + 1) * kLanes;  // a band's last vector may reach over the end
+    constexpr std::size_t kPitch = (kStreams + 1) * kLanes;  // a band's last vector may extend past the end
     for (int index = bands.begin; index < bands.end; index++, loaded += LoadedBandPitch()) {
       const Band band = BandAt(tiling, bands, index);
       const Rows source = RowsOf(band, channel, loaded, place, buffer);
@@ -329,16 +326,16 @@ struct InputStage {
   template <int kRuns>
   HWY_NOINLINE void SortDilated(int unit_count, const float* rows, float* columns) const {
     const int d = tiling.dilation_w;
-    const std::ptrdiff_t jump = static_cast<std::ptrdiff_t>(kStreams - 1) * d;  // from one tile's run to the next one's
+    const std::ptrdiff_t jump = static_cast<std::ptrdiff_t>(kStreams - 1) * d;  // from one tile's run to the next
     const RunMerger<kRuns> merger(d);
     // Stream by stream: what is written past the end of one is overwritten by the next.
     for (int h = 0; h < kPointsH; h++) {
       for (int j = 0; j < kStreams; j++, columns += column_pitch) {
         const float* source = rows + h * row_pitch + j * d;
-        // Vectors start at a whole tile, except inside a tile that is longer than a vector.
+        // Vectors start at a whole tile, except within a tile that is longer than a vector.
         for (int unit = 0, lanes; unit < unit_count; unit += lanes) {
           lanes = d > kLanes ? std::min(kLanes, d - unit % d) : kRuns * d;
-          const bool one_run = unit_count - unit <= d;  // as the halo is, where it is all that is left
+          const bool one_run = unit_count - unit <= d;  // true for the halo, if only it is left
           Store(columns + unit,
                 one_run ? Load(source) : merger.Merge([&](int run) HWY_ATTR { return source + run * jump; }));
           source += lanes;

@@ -1,5 +1,5 @@
-// Rows of a sub-image as dense rows, for what the kernels cannot read in place: columns that do not follow one another
-// in memory (channels_last, slices, strides) and borders that repeat the image.
+// Copies rows of a sub-image to dense rows if the kernels cannot read them in place: columns that are not contiguous
+// (channels_last, slices, strides), and borders that repeat the image.
 #if defined(POLYCONV_CPU_TILE_LANES_LOADER_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef POLYCONV_CPU_TILE_LANES_LOADER_INL_H_
 #undef POLYCONV_CPU_TILE_LANES_LOADER_INL_H_
@@ -20,7 +20,7 @@ HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
 
-// `count` floats that lie `step` apart.
+// Copies `count` floats that are `step` apart.
 HWY_INLINE void CopyStrided(const float* source, std::ptrdiff_t step, int count, float* target) {
   int i = 0;
   if (step == 1) {
@@ -43,7 +43,7 @@ HWY_INLINE void CopyStrided(const float* source, std::ptrdiff_t step, int count,
 
 class RowLoader {
  public:
-  // Loads places [0, columns) of the sub-images.
+  // Loads positions [0, columns) of the sub-images.
   RowLoader(const Convolution& conv, const Taps& taps, int columns) : conv_(conv), taps_(taps), columns_(columns) {
     const std::size_t padded = columns + kLanes;
     pixels_.resize(padded * taps.w.count());
@@ -54,18 +54,18 @@ class RowLoader {
     }
   }
 
-  // Whether the rows cannot be read where they are.
+  // Whether the rows cannot be read in place.
   static bool IsNeeded(const Convolution& conv) {
     return conv.x_column != 1 || conv.stride_w != 1 || conv.border != Border::kZeros;
   }
 
-  // Channels that are worth loading together.
+  // Number of channels to load together.
   int ChannelsTogether() const {
     return conv_.x_channel == 1 && conv_.in_channels >= kLanes / 2 ? Taps::kChannelsAtATime : 1;
   }
 
-  // One row of `channels` neighbouring channels, places [first, first + count), each channel to its own row of the
-  // target. `row` is null for a row of zeros; the targets hold whole vectors and whole vectors of channels.
+  // Loads positions [first, first + count) of one row of `channels` neighbouring channels, each to its own row of the
+  // target. `row` is null for a row of zeros. Targets have room for whole vectors, of columns and of channels.
   void LoadRow(const float* row, int segment_w, int channels, int first, int count, float* target,
                std::size_t channel_pitch) const {
     if (row == nullptr) {
@@ -87,7 +87,7 @@ class RowLoader {
 
   void OneChannel(const float* row, int segment_w, int first, int count, float* target) const {
     const std::int32_t* pixels = PixelsOf(segment_w) + first;
-    // Only the places before and behind the image need to be looked up one by one.
+    // Only positions before and behind the image need a lookup.
     const int offset = taps_.w.PixelAt(segment_w, first), stride = conv_.stride_w;
     const int begin = std::clamp(offset < 0 ? CeilDiv(-offset, stride) : 0, 0, count);
     const int end = std::clamp(offset < conv_.in_width ? CeilDiv(conv_.in_width - offset, stride) : 0, begin, count);
@@ -100,7 +100,7 @@ class RowLoader {
     for (int i = end; i < count; i++) target[i] = look_up(i);
   }
 
-  // Up to kLanes channels that follow one another in memory.
+  // Up to kLanes channels that are contiguous in memory.
   void Transposed(const float* row, int segment_w, int channels, int first, int count, float* target,
                   std::size_t channel_pitch) const {
     const std::int32_t* pixels = PixelsOf(segment_w) + first;
@@ -124,7 +124,7 @@ class RowLoader {
   const Convolution& conv_;
   const Taps& taps_;
   int columns_;
-  std::vector<std::int32_t> pixels_;  // [segment][place]: column of the image, or -1 for a zero
+  std::vector<std::int32_t> pixels_;  // [segment][position]: column of the image, or -1 for a zero
 };
 
 }  // namespace HWY_NAMESPACE

@@ -1,4 +1,4 @@
-// From the products to the output: inverse transforms, columns back in order, rows into memory.
+// From the products to the output: inverse transforms, columns back in order, stores.
 #if defined(POLYCONV_CPU_TILE_LANES_OUTPUT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef POLYCONV_CPU_TILE_LANES_OUTPUT_INL_H_
 #undef POLYCONV_CPU_TILE_LANES_OUTPUT_INL_H_
@@ -42,7 +42,7 @@ struct OutputStage {
     if (t.dilation_w > 1) FindRuns();
   }
 
-  // Output channels that are worth writing together.
+  // Number of output channels to write together.
   int ChannelsTogether() const { return writer.transposes() ? kLanes : 1; }
 
   std::size_t sums_size(int vectors) const {
@@ -51,8 +51,8 @@ struct OutputStage {
   std::size_t units_size() const { return static_cast<std::size_t>(kRows) * kStreams * unit_pitch; }
   std::size_t lines_size() const { return static_cast<std::size_t>(kRows) * line_pitch; }
 
-  // Inverse transforms of one output channel, the k-th of its tile: `products` are those of the tile's channels.
-  // Grouped, the shares of the groups are collected in `sums`; the last group completes them into `units`.
+  // Inverse transform of one output channel, the k-th of its tile; `products` are those of the tile's channels.
+  // Grouped: the shares of the groups are accumulated in `sums`, and the last group completes them into `units`.
   HWY_INLINE void Invert(int group, const float* products, int k, int vectors, float* sums, float bias,
                          float* units) const {
     for (int z = 0, width; z < vectors; z += width) {
@@ -80,7 +80,7 @@ struct OutputStage {
       const Band band = BandAt(tiling, bands, index);
       const int first_row = band.tile_row * kRows * tiling.dilation_h + band.phase;
       const int rows = std::min(kRows, CeilDiv(conv.out_height - first_row, tiling.dilation_h));
-      const int begin = band.first_unit * kStreams;  // chunks start at whole tiles, all phases of them
+      const int begin = band.first_unit * kStreams;  // chunks start at whole tiles, with all their phases
       const int count = std::min(conv.out_width - begin, band.unit_count * kStreams);
       if (rows <= 0 || count <= 0) continue;
       float* target = conv.y + band.image * conv.y_batch + first_channel * conv.y_channel +
@@ -122,7 +122,7 @@ struct OutputStage {
         POLYCONV_UNROLL
         for (int i = 0; i < kRows; i++) Store(units + (i * kStreams + j) * unit_pitch, hn::Add(out[i], offset));
       }
-    } else if (group == S::kGroups - 1) {  // the points 0 and infinity: they touch the first and the last row
+    } else if (group == S::kGroups - 1) {  // the points 0 and infinity: first and last row only
       POLYCONV_UNROLL
       for (int j = 0; j < kColumns; j++) {
         POLYCONV_UNROLL
@@ -156,8 +156,8 @@ struct OutputStage {
     }
   }
 
-  // With a dilation, columns p, p + 1, ... come from one stream for `dilation_w` columns and then from the next one. The
-  // offset of a run is where its columns lie in `units`, less the lanes before it.
+  // With a dilation, `dilation_w` neighbouring columns come from one stream, and the next ones from the next stream.
+  // The offset of a run is that of its columns in `units`, minus the lanes before it.
   void FindRuns() {
     const int d = tiling.dilation_w, runs = RunsPerVector(d);
     const int steps = CeilDiv(tiling.piece_units * kStreams, d) + runs;  // dense columns: one stream of one tile each
@@ -167,7 +167,7 @@ struct OutputStage {
     }
   }
 
-  // The columns in order, of all bands at once: lines[row][column].
+  // Arranges the columns of all bands in order: lines[row][column].
   HWY_INLINE void ArrangeDense(const float* units, int count, float* lines) const {
     for (int row = 0; row < kRows; row++) {
       const float* source = units + static_cast<std::size_t>(row) * kStreams * unit_pitch;
@@ -180,7 +180,7 @@ struct OutputStage {
     }
   }
 
-  // The same for one band with a dilation.
+  // Arranges the columns of one band with a dilation.
   HWY_INLINE void ArrangeDilated(const float* units, int rows, int count, float* lines) const {
     WithRuns(tiling.dilation_w, [&]<int kRuns>() HWY_ATTR { MergeRuns<kRuns>(units, rows, count, lines); });
   }

@@ -1,4 +1,4 @@
-// The products: for each point a matrix multiplication, transformed weights x transformed input, in register tiles.
+// Products: for each point a GEMM, transformed weights x transformed input, in register tiles.
 #if defined(POLYCONV_CPU_TILE_LANES_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef POLYCONV_CPU_TILE_LANES_PRODUCTS_INL_H_
 #undef POLYCONV_CPU_TILE_LANES_PRODUCTS_INL_H_
@@ -18,11 +18,11 @@ namespace HWY_NAMESPACE {
 inline constexpr int kTileChannels = 8;
 #else
 inline constexpr int kTileChannels = 4;
-inline constexpr int kWeightsAhead = 96 * kTileChannels;  // fetched before they are used
+inline constexpr int kWeightsAhead = 96 * kTileChannels;  // prefetch distance [floats]
 #endif
 inline constexpr int kTileVectors = 3;
 
-// Vectors of the next tile when `remaining` are left: threes, and two twos instead of a three and a one.
+// Vectors of the next tile if `remaining` are left: threes, and two twos instead of a three and a one.
 constexpr int NextTile(int remaining) {
   return remaining == 4 ? 2 : remaining < kTileVectors ? remaining : kTileVectors;
 }
@@ -30,7 +30,7 @@ constexpr int NextTile(int remaining) {
 template <int kVectors>
 using Sums = Floats[kTileChannels][kVectors];
 
-// sums += weights[k] * input[lane], of one channel: kVectors vectors and kTileChannels broadcast weights are read for
+// sums += weights[k] * input[lane] for one channel: kVectors vectors and kTileChannels broadcast weights are loaded for
 // kTileChannels * kVectors multiply-adds.
 template <int kVectors>
 HWY_INLINE void MultiplyAddChannel(Sums<kVectors>& sums, const float* HWY_RESTRICT weights,
@@ -46,12 +46,12 @@ HWY_INLINE void MultiplyAddChannel(Sums<kVectors>& sums, const float* HWY_RESTRI
   }
 }
 
-// sums += weights[channel][k] * input[channel][lane]. This loop is where most of the time goes.
+// sums += weights[channel][k] * input[channel][lane]. Most of the run time is spent in this loop.
 //
-// Weights come from beyond L2 where there are many of them, and are fetched ahead: the `next` ones are those of the sum
-// after this one. A tile of one vector has no loads to spare for that. A core that starts four instructions per cycle
-// has few beside two multiply-adds and what they read; two channels, whose weights fill a cache line, share them. With 16
-// registers, all of them taken, both were slower: there a fixed distance serves.
+// If there are many weights they come from beyond L2 and are prefetched: `next` are those of the following sum. A tile
+// of one vector has no loads to spare for that. A core with four instructions per cycle has few free beside two
+// multiply-adds and their loads, so two channels, whose weights fill a cache line, share one prefetch. With 16
+// registers, all in use, both were slower: there the distance is fixed.
 template <int kVectors>
 HWY_INLINE void MultiplyAdd(Sums<kVectors>& sums, const float* HWY_RESTRICT weights, [[maybe_unused]] const float* next,
                             const float* HWY_RESTRICT input, int channels, std::size_t channel_pitch) {
@@ -110,7 +110,7 @@ HWY_INLINE void AddTile(Sums<kVectors>& sums, const float* HWY_RESTRICT tile) {
   }
 }
 
-// What a register tile reads. Pitches are in floats.
+// Operands of a register tile. Pitches are in floats.
 struct TileOperands {
   const float* weights;       // [slot][channel][k]
   const float* next_weights;  // of the register tile after this one
@@ -121,10 +121,9 @@ struct TileOperands {
   std::size_t channel_pitch;  // of the input
 };
 
-// One register tile of one point: products = sum over channels, or products += ... when `accumulate`.
-//
-// Nested, there are two blocks of outputs and three slots: block 0 is slot 0 + slot 1, block 1 is slot 0 + slot 2. So
-// the sums of slot 0 go on into block 0 and are fetched again for block 1: three multiplications for four.
+// One register tile of one point: products = sum over channels, or += if `accumulate`.
+// Nested: two blocks of outputs and three slots. Block 0 is slot 0 + slot 1, block 1 is slot 0 + slot 2, so the sums of
+// slot 0 continue in block 0 and are reloaded for block 1: three multiplications for four.
 template <int kVectors, bool kNested>
 HWY_NOINLINE void ComputeTile(const TileOperands& op, float* products, std::size_t block_pitch, bool accumulate) {
   Floats sums[kTileChannels][kVectors];
@@ -155,11 +154,11 @@ HWY_INLINE void ComputeTile(int vectors, const TileOperands& op, float* products
   ComputeTile<1, kNested>(op, products, block_pitch, accumulate);
 }
 
-// Products of kTileChannels output channels, tile by tile of units. The tile at vector z starts at z * vector_size and
-// holds [block][point][k][vector]: what a register tile writes is contiguous, and so is what an inverse transform reads.
+// Products of kTileChannels output channels, by tile of units. The tile at vector z starts at z * kVectorSize and holds
+// [block][point][k][vector]: contiguous for the stores of a register tile and the loads of an inverse transform.
 template <class S>
 struct ProductLayout {
-  // One vector of padding per point keeps the points of a unit out of one another's cache sets.
+  // One vector of padding per point, against conflicts of points in cache sets.
   static constexpr std::size_t PointPitch(int vectors) {
     return static_cast<std::size_t>(kTileChannels * vectors + 1) * kLanes;
   }

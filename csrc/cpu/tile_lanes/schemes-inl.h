@@ -1,4 +1,4 @@
-// From a scheme's algorithms to its kernels: which order of the stages, how large the chunks.
+// Schedules of a scheme, and its table of kernels.
 #if defined(POLYCONV_CPU_TILE_LANES_SCHEMES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef POLYCONV_CPU_TILE_LANES_SCHEMES_INL_H_
 #undef POLYCONV_CPU_TILE_LANES_SCHEMES_INL_H_
@@ -16,8 +16,7 @@ HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
 
-// The schedule with all choices made: a pure function of the problem and of the size of a core's L2 cache. The shares of
-// it were found on cores with 1 and 2 MiB.
+// Completes a schedule: a pure function of problem and L2 size. Shares of L2 were tuned on cores with 1 and 2 MiB.
 template <class H, class W, bool kNested>
 Schedule Resolve(const Convolution& conv, Schedule schedule) {
   using S = Scheme<H, W, kNested, false>;
@@ -30,7 +29,7 @@ Schedule Resolve(const Convolution& conv, Schedule schedule) {
   const double group_bytes = H::kPoints > 2 ? unit_bytes * 2 / H::kPoints : unit_bytes;
   const double weight_bytes = unit_bytes * conv.out_channels;
   if (schedule.mode == Schedule::kAutomatic) {
-    // Bands of less than a vector are better off grouped, unless there are so few units that only some threads have work.
+    // Bands shorter than a vector are better grouped, unless there are too few units for all threads.
     const bool many = 1.0 * conv.batch * CeilDiv(conv.out_height, H::kM) * units >= 128;
     const bool fits = unit_bytes * 64 <= (many ? 0.625 * cache : 1280 * kKiB);
     if (fits && (units >= kLanes || H::kPoints <= 2 || !many)) {
@@ -44,7 +43,7 @@ Schedule Resolve(const Convolution& conv, Schedule schedule) {
   if (schedule.lanes <= 0) {
     const double alive = schedule.mode == Schedule::kFusedGrouped ? group_bytes : unit_bytes;
     if (schedule.mode == Schedule::kPhased) {
-      // A slab of transformed input and products: large enough to use each weight often, small enough to be bounded.
+      // A slab of transformed input and products: large enough to reuse weights often, small enough to bound memory.
       const double slab = 4.0 * S::kBlocks * S::kGroupPoints * (conv.out_channels + kTileChannels) + alive;
       schedule.lanes = static_cast<int>(std::clamp(96 * kMiB / slab, 96.0, 32768.0));
     } else {
@@ -52,7 +51,7 @@ Schedule Resolve(const Convolution& conv, Schedule schedule) {
       const double room = schedule.mode == Schedule::kFusedGrouped ? std::min(400 * kKiB, 0.3 * cache)
                                                                    : std::min(640 * kKiB, 0.44 * cache);
       const int lanes = static_cast<int>(room / alive) / kLanes * kLanes;
-      // With fewer units the weights stream through too often: all the more, the farther away they have to lie.
+      // With fewer units the weights stream through too often, the more so the farther away they are.
       const int wanted = cache <= 1.5 * kMiB ? 32 : alive * 64 <= 1280 * kKiB ? 64 : 48;
       const int least = std::clamp(static_cast<int>(weight_bytes / (256 * kKiB)), wanted, 96);
       const int most = std::min(12 * kLanes, static_cast<int>(cache / (8 * kKiB)));
@@ -60,7 +59,7 @@ Schedule Resolve(const Convolution& conv, Schedule schedule) {
     }
   }
   if (schedule.channels <= 0) {
-    // The products that wait for their inverse transform should not push the transformed input out of the cache.
+    // The products that wait for their inverse transform should not evict the transformed input.
     const double points =
         S::kBlocks * S::kGroupPoints / (schedule.mode == Schedule::kFusedGrouped ? H::kPoints / 2.0 : 1.0);
     const double room = std::min(400 * kKiB, 0.25 * cache);
@@ -70,7 +69,7 @@ Schedule Resolve(const Convolution& conv, Schedule schedule) {
   return schedule;
 }
 
-// Single taps see neither rows nor images where all pixels lie evenly in memory: one long row serves them better.
+// A 1 x 1 kernel over evenly spaced pixels does not see rows or images: they become one long row.
 template <class S>
 Convolution JoinRows(Convolution conv) {
   const bool single = conv.taps_h == 1 && conv.taps_w == 1 && conv.stride_h == 1 && conv.stride_w == 1;
@@ -98,7 +97,7 @@ void Run(const Convolution& given, const Schedule& wanted, const float* transfor
   const int tiles_per_batch = CeilDiv(schedule.channels, kTileChannels);
   if (schedule.mode == Schedule::kFusedGrouped) {
     using S = Scheme<H, W, kNested, true>;
-    // Pieces of bands need more room for the columns that are kept; past the cache that costs more than empty lanes.
+    // Parts of bands need more room for the kept columns; beyond the cache, that costs more than empty lanes.
     const Taps taps(conv, S::kTapsH, S::kTapsW);
     const double kept = 4.0 * schedule.lanes * taps.channels() * H::kPoints * S::kUnitColumns;
     const bool crosses_bands = kept <= 768 * 1024;

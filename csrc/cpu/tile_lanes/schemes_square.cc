@@ -4,7 +4,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "tile_lanes/schemes_square.cc"
 #include <hwy/foreach_target.h>  // includes this file again, once per target
-// foreach_target.h comes first
+// must come after foreach_target.h
 #include "tile_lanes/schemes-inl.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -1,10 +1,9 @@
-// How the taps of a convolution are cut into segments, each of which counts as an input channel of its own.
+// Cut of a convolution's taps into segments, each of which counts as an input channel.
 //
-// Along one axis, output i meets tap r at pixel i stride + r dilation - before. The taps of one residue class,
-// r = first + q step with step = stride / g and g = gcd(stride, dilation), meet the pixels stride u + offset with
-// u = i + q dilation / g: a correlation of unit stride on every stride-th pixel, and so one that the fast algorithms
-// compute. Classes with more taps than the algorithm takes are cut further. The same, over exact integers and with
-// proofs, is polyconv/algebra/segments.py.
+// Along one axis, output i reads with tap r the pixel i stride + r dilation - before. The taps of one residue class, r
+// = first + q step with step = stride / g and g = gcd(stride, dilation), read the pixels stride u + offset with u = i +
+// q dilation / g: a unit-stride correlation on every stride-th pixel, which the fast algorithms compute. Classes with
+// more taps than the algorithm takes are cut further. Exact, with proofs: polyconv/algebra/segments.py.
 #pragma once
 
 #include <algorithm>
@@ -19,11 +18,11 @@ namespace polyconv {
 
 struct TapSegment {
   int first_tap, taps;
-  int offset;  // of the pixel that output 0 meets with the first tap
+  int offset;  // pixel that output 0 reads with the first tap
 };
 
 struct TapAxis {
-  int stride;    // pixels between neighbours on the sub-image
+  int stride;    // pixels between neighbours of the sub-image
   int tap_step;  // taps between neighbours of a segment
   int dilation;  // of the sub-image
   std::vector<TapSegment> segments;
@@ -41,12 +40,12 @@ struct TapAxis {
   }
 
   int count() const { return static_cast<int>(segments.size()); }
-  // Pixel of the image at place u of a segment's sub-image; it may lie outside.
+  // Image pixel at position u of a segment's sub-image; it may lie outside.
   int PixelAt(int segment, int u) const { return stride * u + segments[segment].offset; }
 };
 
-// Both axes, and the channels that the products sum over: one per segment and image channel. The segments of some
-// neighbouring channels come one after the other, so that rows of the image are still in the cache for the next one.
+// Both axes, and the channels that the products sum over: one per segment and image channel. All segments of
+// kChannelsAtATime neighbouring channels come before the next channels, so that image rows are still cached.
 struct Taps {
   static constexpr int kChannelsAtATime = 16;
 
@@ -73,7 +72,7 @@ struct Taps {
     return {before + rest % together, segment / w.count(), segment % w.count()};
   }
 
-  // Channels from this one on that share its segment and follow one another in the image.
+  // Number of channels, from this one on, with the same segment and consecutive image channels.
   int RunFrom(int index) const {
     const int channel = At(index).image_channel;
     return std::min(kChannelsAtATime - channel % kChannelsAtATime, image_channels - channel);

@@ -1,12 +1,12 @@
-// How a convolution is cut into bands, units and chunks: integer arithmetic only, shared by all instruction sets.
+// Cut of a convolution into bands, units and chunks: integer arithmetic only, shared by all instruction sets.
 //
-//   phase   with dilation d of the sub-image, output rows a, a + d, a + 2d, ... form a dense convolution of their own, for each a < d;
-//           the same holds for columns
+//   phase   with dilation d of the sub-image, the output rows a, a + d, a + 2d, ... are a dense convolution, for each
+//           a < d; so are columns
 //   band    the output rows of one row of tiles: one image, one row phase, H::kM rows of that phase
-//   unit    one tile of one column phase inside a band. Units are the lanes of the vectors: unit u is tile u / d of
-//           column phase u % d, so neighbouring lanes read neighbouring columns
-//   chunk   what one thread works on at a time: some whole bands, a part of a wide one, or, where both would leave many
-//           lanes of the last vector empty, so many tiles in a row whatever bands they belong to
+//   unit    one tile of one column phase of a band. Units are the lanes of the vectors: unit u is tile u / d of column
+//           phase u % d, so neighbouring lanes read neighbouring columns
+//   chunk   work item of a thread: whole bands, a part of a wide one, or, if both would leave many lanes of the last
+//           vector empty, consecutive tiles across bands
 #pragma once
 
 #include <algorithm>
@@ -23,10 +23,10 @@ struct Tiling {
   int units;                   // units of a whole band
   int piece_units;             // most units of one band in a chunk
   int band_count;              // over all images and row phases
-  int bands_per_chunk;         // at most, counting those that are there in part
-  int band_tiles;              // tiles of a band, of all column phases together
+  int bands_per_chunk;         // at most, counting partial ones
+  int band_tiles;              // tiles of a band, all column phases together
   int chunk_tiles;
-  int parts;  // chunks of a band that is cut into several; 0 where chunks run on into the next band
+  int parts;  // chunks per band; 0 if chunks continue in the next band
   int chunk_count;
   int lanes;  // units of a chunk, rounded up to whole vectors
 };
@@ -35,7 +35,7 @@ struct Range {
   int begin, end;
 };
 
-// Bands of a chunk: what there is of them between its first and its last tile.
+// Bands of a chunk, between its first and its last tile.
 struct BandRange {
   int begin, end;
   int first_tile, last_tile;  // of the whole chunk
@@ -44,7 +44,7 @@ struct BandRange {
   BandRange Cut(int from, int most) const { return {from, std::min(from + most, end), first_tile, last_tile}; }
 };
 
-// One band, as far as it lies inside a chunk.
+// The part of a band within a chunk.
 struct Band {
   int image, phase, tile_row;
   int first_unit, unit_count;
@@ -63,8 +63,7 @@ Tiling MakeTiling(const Convolution& conv, const Taps& taps, int wanted_lanes, b
   wanted_lanes = std::max(wanted_lanes, vector);
   const int tiles = t.band_count * t.band_tiles, most_tiles = std::max(wanted_lanes / t.dilation_w, 1);
   const auto fills_vectors = [vector](int units) { return units * 10 >= RoundUp(units, vector) * 9; };
-  // Parts of equal size, but in whole vectors. All weights stream through for each part: where that leaves a sliver, a
-  // chunk that is a little too large is better.
+  // Equal parts, in whole vectors. All weights stream through once per part: avoid slivers by slightly larger chunks.
   const int even_units = CeilDiv(t.band_tiles, CeilDiv(t.band_tiles, most_tiles)) * t.dilation_w;
   const int part_tiles = std::max(even_units, RoundUp(even_units, vector) / t.dilation_w * t.dilation_w) / t.dilation_w;
   const bool sliver = (t.band_tiles - 1) % part_tiles + 1 < part_tiles / 2;

@@ -1,4 +1,4 @@
-// The weights' transform, in double: G_h w G_w^T per pair of channels, laid out as the products read it.
+// Weight transform in double: G_h w G_w^T per pair of channels, in the layout that the products read.
 #if defined(POLYCONV_CPU_TILE_LANES_WEIGHTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef POLYCONV_CPU_TILE_LANES_WEIGHTS_INL_H_
 #undef POLYCONV_CPU_TILE_LANES_WEIGHTS_INL_H_
@@ -17,8 +17,8 @@ HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
 
-// transformed[point][tile of output channels][slot][channel][k], a channel being a segment of an input channel.
-// Output channels that only fill up the last tile are zeros.
+// transformed[point][tile of output channels][slot][channel][k]; a channel is a segment of an input channel. Output
+// channels that pad the last tile are zeros.
 template <class S>
 struct WeightStage {
   static constexpr int kPointsH = S::H::kPoints;
@@ -43,7 +43,7 @@ struct WeightStage {
   std::size_t slot_pitch() const { return static_cast<std::size_t>(channels) * kTileChannels; }
   std::size_t point_pitch() const { return channel_tiles * tile_size(); }
   std::size_t size() const { return point_pitch() * kPointsH * kPointsW; }
-  // `point` counts inside the group. The layout itself knows no groups: weights serve every order of the stages.
+  // `point`: number within the group. The layout does not depend on groups: weights serve every order of the stages.
   std::size_t offset(int group, int point, int tile) const {
     const int natural = S::PointOfH(group, point / kPointsW) * kPointsW + point % kPointsW;
     return natural * point_pitch() + tile * tile_size();

@@ -7,6 +7,7 @@ preference of this process (:mod:`~polyconv.autotune.preferences`); calls are th
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import time
 import weakref
@@ -26,6 +27,7 @@ from ..problem import Pass, Problem
 from ..runtime.fork_safety import STATE_LOCK
 from ..runtime.guards import are_plain, is_watched
 from ..runtime.warn_once import warn_once
+from ..selection import Preference
 from ..util.lru import LruTable
 from . import preferences
 from .elimination import Elimination
@@ -63,6 +65,13 @@ _prepared: OrderedDict[AutotuningSession, None] = OrderedDict()
 """Sessions that keep prepared weights, least recently used first."""
 
 
+def trim_memory() -> None:
+    """Call glibc's ``malloc_trim``: it returns free pages in the middle of the heap only on request."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def clock() -> float:
     """CPU timer [s]: with a single compute thread its CPU time, which excludes preemption."""
     return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
@@ -75,11 +84,10 @@ class AutotuningSession:
         "_aten",
         "_backend",
         "_environment",
-        "_inference",
         "_key",
         "_layer",
         "_pending",
-        "_problem",
+        "_plan",
         "_runs",
         "_standings",
         "_usual",
@@ -91,13 +99,12 @@ class AutotuningSession:
     )  # fmt: skip
 
     def __init__(
-        self, backend: Backend, environment: Environment, key: str, problem: Problem, *, inference: bool
+        self, backend: Backend[Any], environment: Environment, key: str, problem: Problem, *, inference: bool
     ) -> None:
-        names = backend.trials(problem, inference=inference)
-        self._backend = backend
+        self._backend, self._plan = backend, backend.plan(problem, inference=inference)
+        names = self._plan.trials()
         self._key = key
         self._environment = environment
-        self._problem, self._inference = problem, inference
         self._layer = None if inference else (environment, problem.as_2d().another_pass(Pass.FPROP))
         """Key shared by all passes of a trained layer; None in inference."""
         self._usual = names[0]
@@ -186,7 +193,8 @@ class AutotuningSession:
     def _prepared(self, problem: Problem, name: str, inference: bool) -> Run:
         run = self._runs.get((problem, name))
         if run is None:
-            run = self._runs[problem, name] = self._backend.trial(problem, name, inference=inference)
+            plan = self._backend.plan(problem, inference=inference, prefer=Preference(name))
+            run = self._runs[problem, name] = self._backend.prepare(plan, trial=True)
         self._keep()
         return run
 
@@ -232,7 +240,7 @@ class AutotuningSession:
         self.ended = True
         self._runs.clear()
         _prepared.pop(self, None)
-        self._backend.trim_memory()
+        trim_memory()
         best = self._standings.best
         running = [name for name in self._standings.running if name in best]
         if not running:  # no weight came twice: keep the cost model's choice
@@ -255,7 +263,8 @@ class AutotuningSession:
         passes = (_passes[self._layer] or {}) if self._layer is not None else {}
         others = [(kind, race) for kind, race in list(passes.items()) if race is not self]
         ahead = {kind: gained for kind, race in others if (gained := race._ahead) is not None}
-        return self._backend.dispatch_overhead(self._problem, ahead, inference=self._inference)
+        overhead: float = self._plan.dispatch_overhead(ahead)
+        return overhead
 
     @property
     def _ahead(self) -> float | None:
@@ -278,16 +287,41 @@ def _is_fair(x: Tensor) -> bool:
     return not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
-def is_autotuned(backend: Backend, problem: Problem, *, inference: bool) -> bool:
-    """True if the next call of a problem may take part in an autotuning session."""
-    return _place(backend, problem, inference) is not None
+def wrap(
+    backend: Backend[Any], problem: Problem, usual: Run, *, inference: bool, gradients: Iterable[Problem] = ()
+) -> tuple[Run, bool]:
+    """Run of a problem through its autotuning session, or ``usual`` if it has none; and whether all is settled.
 
-
-def entered(backend: Backend, problem: Problem, usual: Run, *, inference: bool) -> Run:
-    """Run of a problem through its autotuning session, or ``usual`` if it has none."""
+    ``gradients``: problems of the backward pass. While one of them is to be autotuned, the call cannot be a
+    passthrough, which a program that never computes its gradients would pay forever; so after :data:`LONGEST` calls
+    they are settled on the cost model's choice if they never ran.
+    """
+    if not settings.current().benchmark:
+        return usual, True
     place = _place(backend, problem, inference)
-    if place is None:
-        return usual
+    run = (
+        usual if place is None else partial(_session(backend, place, problem, inference).run, problem, inference, usual)
+    )
+    later = {found: each for each in gradients if (found := _place(backend, each, False)) is not None}
+    if not later:
+        return run, place is None
+    ahead = itertools.count(LONGEST, -1)
+
+    def run_and_count(tensors: MutableMapping[str, Tensor]) -> None:
+        run(tensors)
+        if next(ahead) == 0:
+            for (environment, key), gradient in later.items():
+                if _races[environment, key] is None:
+                    choice = backend.plan(gradient).trials()[0]
+                    preferences.settle(environment, key, choice, "not autotuned: never called")
+
+    return run_and_count, False
+
+
+def _session(
+    backend: Backend[Any], place: tuple[Environment, str], problem: Problem, inference: bool
+) -> AutotuningSession:
+    """Running session of a problem, or a new one."""
     with STATE_LOCK:
         race = _races[place]
         if race is None or race.ended:
@@ -299,35 +333,15 @@ def entered(backend: Backend, problem: Problem, usual: Run, *, inference: bool) 
                     passes = {}
                     _passes.put(race._layer, passes)
                 passes[problem.kind] = race
-    return partial(race.run, problem, inference, usual)
+    return race
 
 
-def _place(backend: Backend, problem: Problem, inference: bool) -> tuple[Environment, str] | None:
+def _place(backend: Backend[Any], problem: Problem, inference: bool) -> tuple[Environment, str] | None:
     """Environment and key of the session; None if the problem is settled or has a single candidate."""
-    if not settings.current().benchmark:
-        return None
-    environment, key = backend.environment(), backend.key(problem, inference=inference)
-    if not preferences.may_autotune(key, environment) or len(backend.trials(problem, inference=inference)) < 2:
+    environment, key = backend.environment(), preferences.key_of(backend, problem, inference=inference)
+    if not preferences.may_autotune(key, environment) or len(backend.plan(problem, inference=inference).trials()) < 2:
         return None
     return environment, key
-
-
-def awaited(backend: Backend, gradients: Iterable[Problem], run: Run) -> Run:
-    """Forward run whose gradients are still to be autotuned; settles them on the cost model's choice if they never run.
-    Until then the call cannot be a passthrough, which a program that never computes its gradients would pay forever."""
-    places = {place: problem for problem in gradients if (place := _place(backend, problem, False)) is not None}
-    if not places:
-        return run
-    ahead = itertools.count(LONGEST, -1)
-
-    def run_and_count(tensors: MutableMapping[str, Tensor]) -> None:
-        run(tensors)
-        if next(ahead) == 0:
-            for (environment, key), problem in places.items():
-                if _races[environment, key] is None:
-                    preferences.settle(environment, key, backend.trials(problem)[0], "not autotuned: never called")
-
-    return run_and_count
 
 
 def turns() -> int:

@@ -1,4 +1,6 @@
-"""Precedence of choices when a backend plans: forced, other ranks, measured in this process, tuning file, cost model.
+"""Preferences: which candidate is planned for a problem.
+
+In order of precedence: forced, agreed with other ranks, measured in this process, tuning file, cost model.
 
 A cached plan is stale when :mod:`~polyconv.runtime.state_version` differs.
 """
@@ -6,14 +8,16 @@ A cached plan is stale when :mod:`~polyconv.runtime.state_version` differs.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
 from .. import settings
-from ..problem import Problem
+from ..backend import Backend, Plan
+from ..problem import Pass, Problem
 from ..runtime import state_version
 from ..runtime.fork_safety import STATE_LOCK
 from ..runtime.scopes import Scope, ScopeEntry, ScopeStack
@@ -22,31 +26,10 @@ from ..util.lru import LruTable
 from . import rank_consensus
 
 if TYPE_CHECKING:
-    from ..numerics.prediction import Way
     from ..tuning_key import Environment
 
 AGREED = "agreed with the other ranks"
 MEASURED = "measured in this process"
-
-
-class Planned(Protocol):
-    """A plan of any backend."""
-
-    @property
-    def choice(self) -> str:
-        """Name of the chosen candidate."""
-
-    @property
-    def name(self) -> str:
-        """Display name: the candidate and its additional steps."""
-
-    @property
-    def predicted_error(self) -> float:
-        """Predicted largest error of an element, relative to the output's scale."""
-
-    @property
-    def ways(self) -> tuple[Way, ...]:
-        """Fast algorithms of its output maps; empty for direct summation."""
 
 
 class Decision(NamedTuple):
@@ -59,43 +42,51 @@ class Decision(NamedTuple):
     choice: str
 
 
-P = TypeVar("P", bound=Planned)
+P = TypeVar("P", bound=Plan)
 
 
-def decide(problem: Problem, inference: bool, environment: Environment, plan: Callable[[Preference | None], P]) -> P:
-    """Plan a problem by the preference of highest precedence; only measurements of the same ``environment`` count."""
+def plan(backend: Backend[P], problem: Problem, *, inference: bool = False, w: Tensor | None = None) -> P:
+    """Plan a problem by the preference of highest precedence; only measurements of the backend's environment count.
+
+    A plan that lowers a volume has each of its 2-D problems planned in this way. ``w``: as for :meth:`Backend.plan`.
+    """
+    key, environment = key_of(backend, problem, inference=inference), backend.environment()
+    forced = _forced.entries[-1].value if _forced.entries else None
+    is_forced = forced is not None and key in forced.choices
+    wish = Preference(forced.choices[key], "asked for") if forced and is_forced else _own(key, environment)
+    found = backend.plan(problem, inference=inference, prefer=wish)
+    # Do not publish the cost model's choice before autotuning: the first rank to finish decides.
+    alone = is_forced or (forced is not None and forced.alone) or (wish is None and _races())
+    if not alone and (agreed := rank_consensus.agree(environment.device, key, found.choice)) != found.choice:
+        wish = Preference(agreed, AGREED)
+        found = backend.plan(problem, inference=inference, prefer=wish)
+        if found.choice != agreed:
+            warnings.warn(
+                f"the other ranks run {agreed!r} for a convolution that cannot run it here ({environment}): "
+                f"{found.choice!r} runs instead. Results may differ between ranks in the last bits. Problem: {key}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+    decision = Decision(problem, _caches(backend, problem, inference), key, found.choice)
+    for entry in _forced.entries:
+        if entry.value.seen is not None and decision not in entry.value.seen:
+            entry.value.seen.append(decision)
+    if w is not None:
+        found = backend.plan(problem, inference=inference, prefer=wish, w=w)
+    whole: P = found.with_parts(lambda part: plan(backend, part, inference=inference))  # type: ignore[assignment]
+    return whole
+
+
+def key_of(backend: Backend[Any], problem: Problem, *, inference: bool = False) -> str:
+    """Key under which measurements for a problem are stored."""
     from ..tuning_key import problem_key  # lazy, as below: calls with a cached plan do not need it
 
-    key = problem_key(problem, kept_weights=inference)
-    decided = _decide(key, environment, plan)
-    for entry in _forced.entries:
-        if entry.value.seen is not None:
-            entry.value.seen.append(Decision(problem, inference, key, decided.choice))
-    return decided
+    return problem_key(problem, kept_weights=_caches(backend, problem, inference))
 
 
-def _decide(key: str, environment: Environment, plan: Callable[[Preference | None], P]) -> P:
-    forced = _forced.entries[-1].value if _forced.entries else None
-    if forced is not None and key in forced.choices:
-        return plan(Preference(forced.choices[key]))
-    own = _own(key, environment)
-    mine = plan(own)
-    if (forced is not None and forced.alone) or rank_consensus.ranks() == 1:
-        return mine
-    if own is None and _races():  # do not publish the cost model's choice: the first rank to finish autotuning decides
-        return mine
-    agreed = rank_consensus.agree(environment.device, key, mine.choice)
-    if agreed == mine.choice:
-        return mine
-    adopted = plan(Preference(agreed, AGREED))
-    if adopted.choice != agreed:
-        warnings.warn(
-            f"the other ranks run {agreed!r} for a convolution that cannot run it here ({environment}): "
-            f"{adopted.choice!r} runs instead. Results may differ between ranks in the last bits. Problem: {key}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-    return adopted
+def _caches(backend: Backend[Any], problem: Problem, inference: bool) -> bool:
+    """Whether the weight cache may be used for a weight that is not frozen."""
+    return backend.caches_weights and inference and problem.kind is Pass.FPROP
 
 
 def _own(key: str, environment: Environment) -> Preference | None:

@@ -23,7 +23,12 @@ def ranks() -> int:
 
 
 def agree(device: str, key: str, choice: str) -> str:
-    """Choice of the first rank that called this for the problem ``key`` on ``device`` (``cpu`` or ``cuda``)."""
+    """Choice of the first rank that called this for the problem ``key`` on ``device`` (``cpu`` or ``cuda``).
+
+    Without a process group of several ranks, it is this rank's.
+    """
+    if ranks() == 1:
+        return choice
     name = f"{PREFIX}/{device}/{hashlib.sha256(key.encode()).hexdigest()[:32]}"
     try:
         store = torch.distributed.distributed_c10d._get_default_store()

@@ -92,19 +92,23 @@ def _run(words: list[str]) -> int:
 
 def _status_of(error: Exception) -> int | None:
     """Exit status of an error whose message is for the user; None for a bug."""
+    from ..autotune.tuning_file import TuningError
+    from ..cpu.profiles import ProfileError
     from ..cuda.errors import CudaError
     from ..cuda.jit.store import EntryError
     from ..measure.workloads import WorkloadError
     from ..model.aot import WarmupError
     from ..selection import PlanError
     from ..settings import SettingsError
+    from ..tools.inspect import CountingError, InspectionError
     from ._options import UsageError
 
     if isinstance(error, (UsageError, WorkloadError, SettingsError, WarmupError)):
         return 2
     if isinstance(error, BrokenPipeError):
         return None
-    return 1 if isinstance(error, (CudaError, PlanError, EntryError, OSError)) else None
+    broken = (CudaError, PlanError, EntryError, OSError, TuningError, ProfileError, InspectionError, CountingError)
+    return 1 if isinstance(error, broken) else None
 
 
 def _in_words(error: Exception) -> str:

@@ -12,7 +12,7 @@ from textwrap import fill
 from typing import Any, TypeVar
 
 from ..measure import environment, workloads
-from ..problem import PaddingMode, Pass, Problem
+from ..problem import PaddingMode, Pass, Problem, Word
 from ..util.atomic_files import is_writable
 
 T = TypeVar("T")
@@ -68,15 +68,33 @@ def add_workloads_argument(parser: argparse._ActionsContainer, help: str, *, req
 
 def add_pass_argument(parser: argparse.ArgumentParser) -> None:
     """``--pass``: passes, separated by commas, as ``args.passes``."""
-    action = parser.add_argument(
-        "--pass",
-        dest="passes",
-        metavar="PASSES",
-        type=_passes,
-        default=tuple(Pass),
-        help="fprop, dgrad, wgrad, separated by commas (default: all)",
-    )
-    completes(action, [str(kind) for kind in Pass])
+    add_words_argument(parser, "--pass", "passes", Pass, default=tuple(Pass))
+
+
+def add_words_argument(
+    parser: argparse.ArgumentParser,
+    option: str,
+    name: str,
+    words: type[Word],
+    *,
+    default: Sequence[Word] | None = None,
+    about: str = "",
+) -> None:
+    """Option that takes some of the words, separated by commas, as ``args.<name>``. ``about`` begins its help."""
+    every = ", ".join(map(str, words))
+
+    def read(text: str) -> tuple[Word, ...]:
+        try:
+            found = list_of(words)(text)
+        except ValueError:
+            found = ()
+        if not found:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of {every}")
+        return found
+
+    text = f"{about}{every}, separated by commas (default: all)"
+    action = parser.add_argument(option, dest=name, metavar=name.upper(), type=read, default=default, help=text)
+    completes(action, [str(word) for word in words])
 
 
 def add_arch_argument(parser: argparse.ArgumentParser, *, default: str | None = None, help: str | None = None) -> None:
@@ -194,13 +212,6 @@ def _workload_names() -> list[str]:
 # ---- values
 
 
-def _passes(text: str) -> tuple[Pass, ...]:
-    try:
-        return tuple(dict.fromkeys(Pass(part.strip()) for part in text.split(",")))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(map(str, Pass))}") from None
-
-
 def _workloads(text: str) -> str:
     """Reject file names, a common mistake after ``--json``, which takes no value."""
     if text.endswith(".json"):
@@ -211,7 +222,7 @@ def _workloads(text: str) -> str:
 
 
 def _archs(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(filter(None, (part.strip() for part in text.split(",")))))
+    names = list_of(str)(text)
     for name in names:
         if not re.fullmatch(r"sm_\d+[af]?", name):
             raise argparse.ArgumentTypeError(f"{name!r} is not a GPU architecture: expected a name such as sm_70")

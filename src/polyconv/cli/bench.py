@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..measure import environment, workloads
 from ..measure.environment import HUGE_PAGES
 from ..measure.layers import SEED
-from ..problem import Pass, Word
+from ..problem import Pass
 from ..tools.bench.cases import Cases, Layout, Mode
 from ..util.console import print_json, progress
 from . import _options
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ..tools.bench.runner import Contest
     from ..tools.bench.suites import Suite
 
-WORKLOADS = {"quick": "quick", "headline": "headline", "kernelbench": "kernelbench", "models": "models"}
-"""Suite of passes -> group of workloads."""
+WORKLOADS = ("quick", "headline", "kernelbench", "models")
+"""Suites of passes: groups of workloads."""
 NETWORKS, LAYERS = "networks", "layers"
 SAMPLE = 100
 
@@ -82,8 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add_isa_argument(parser)
     _options.add_pass_argument(parser)
     parser.set_defaults(passes=None)
-    _add_words(parser, "--mode", "modes", Mode)
-    _add_words(parser, "--layout", "layouts", Layout)
+    _options.add_words_argument(parser, "--mode", "modes", Mode, about="of networks and layers: ")
+    _options.add_words_argument(parser, "--layout", "layouts", Layout, about="of networks and layers: ")
     parser.add_argument(
         "--threads",
         metavar="N",
@@ -141,7 +141,6 @@ def run(args: argparse.Namespace) -> int:
     if not native.is_available():
         print("polyconv bench: no native kernels in this installation, PyTorch's run for ours, too", file=sys.stderr)
     from ..tools.bench import charts, journal
-    from ..tools.bench.runner import outstanding
 
     try:
         if args.plot:
@@ -151,7 +150,8 @@ def run(args: argparse.Namespace) -> int:
     except (charts.PlotError, journal.RecordError) as error:
         raise _options.UsageError(str(error)) from error
     rows = journal.Record(args.output, suite.name, known)
-    ahead = outstanding(suite.contests, {row.key for row in known})
+    done = {row.key for row in known}
+    ahead = [contest for contest in suite.contests if contest.key not in done]
     _announce(suite, ahead)
     complete = _measure(ahead, args.seconds, rows)
     if args.json:
@@ -193,7 +193,7 @@ def _passes_run(args: argparse.Namespace) -> bool:
 
 
 def _names(args: argparse.Namespace) -> str:
-    return WORKLOADS[args.suite] if args.workloads is None else str(args.workloads)
+    return str(args.suite if args.workloads is None else args.workloads)
 
 
 def _threads(args: argparse.Namespace) -> tuple[int, ...]:
@@ -248,25 +248,6 @@ def _check(args: argparse.Namespace) -> None:
     if args.resume and args.output is None:
         raise _options.UsageError("--resume needs the file of the run that is taken up: -o FILE")
     _options.check_writable(args.output, args.plot)
-
-
-def _add_words(parser: argparse.ArgumentParser, option: str, name: str, words: type[Word]) -> None:
-    """Option that takes a comma-separated subset of the words."""
-    every = [str(word) for word in words]
-
-    def read(text: str) -> Word:
-        if text not in every:
-            raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(every)}")
-        return words(text)
-
-    action = parser.add_argument(
-        option,
-        dest=name,
-        metavar=name.upper(),
-        type=_options.list_of(read),
-        help=f"of networks and layers: {', '.join(every)}, separated by commas (default: all)",
-    )
-    _options.completes(action, every)
 
 
 # ---- output

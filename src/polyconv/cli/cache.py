@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 import time
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from .. import settings
-from ..cuda.jit import store
 from ..cuda.jit.bundle import MANIFEST, Bundle
-from ..cuda.jit.store import Entry, EntryError
+from ..cuda.jit.store import Store, summary
 from ..util.console import print_json, print_table, progress, size_text
 from ._options import FOLDERS, UsageError, add_examples, add_json_argument, completes
 
@@ -74,7 +72,7 @@ def _path(directory: Path, as_json: bool) -> int:
 
 
 def _info(directory: Path, as_json: bool) -> int:
-    found = store.summary(directory, shipped=_is_bundle(directory))
+    found = summary(directory, shipped=_is_bundle(directory))
     if as_json:
         print_json(found)
         return 0
@@ -89,75 +87,38 @@ def _info(directory: Path, as_json: bool) -> int:
 
 
 def _list(directory: Path, as_json: bool) -> int:
-    found = sorted(store.entries(directory), key=lambda entry: (store.arch_number(entry.arch), entry.symbol))
-    rows: list[dict[str, Any]] = [
-        {
-            "kernel": entry.symbol,
-            "arch": entry.arch,
-            "compiler": entry.compiler,
-            "bytes": entry.size,
-            "compiled": datetime.fromtimestamp(entry.modified).astimezone().isoformat(timespec="seconds"),
-            "entry": entry.path.name,
-        }
-        for entry in found
-    ]
+    rows = Store(directory).rows()
     if as_json:
         print_json(rows)
         return 0
-    cells = [
-        [str(row["kernel"]), str(row["arch"]), str(row["compiler"]), size_text(row["bytes"]), str(row["compiled"])]
-        for row in rows
-    ]
+    cells = [[row["kernel"], row["arch"], row["compiler"], size_text(row["bytes"]), row["compiled"]] for row in rows]
     print_table(f"Kernels in {directory}", ("kernel", "arch", "compiler", "size", "compiled"), cells, left=3)
     return 0
 
 
 def _verify(directory: Path, as_json: bool) -> int:
     is_bundle = _is_bundle(directory)
-    store.check_folder(directory, shipped=is_bundle)
-    folders = store.folders(directory)
-    problems = Bundle(directory).check() if is_bundle else _problems(folders)
+    store = Bundle(directory).store if is_bundle else Store(directory)
+    kernels = len(store.folders())
+    with progress() as shown:
+        shown.expect(kernels)
+        problems = store.check(lambda name: shown.step(f"read {name}"))
     if as_json:
-        print_json({"directory": str(directory), "kernels": len(folders), "problems": problems})
+        print_json({"directory": str(directory), "kernels": kernels, "problems": problems})
     else:
         for name, why in problems.items():
             print(f"{name}: {why}")
-        print(f"{directory}: {len(folders)} kernels, {len(problems)} of them damaged")
+        print(f"{directory}: {kernels} kernels, {len(problems)} of them damaged")
         if problems:
             advice = "make the bundle anew with polyconv warmup" if is_bundle else "polyconv cache clear removes them"
             print(f"damaged kernels are never run; {advice}", file=sys.stderr)
     return 1 if problems else 0
 
 
-def _problems(folders: list[Path]) -> dict[str, str]:
-    problems: dict[str, str] = {}
-    with progress() as shown:
-        shown.expect(len(folders))
-        for path in folders:
-            try:
-                entry = Entry.read(path)
-                if entry is not None:
-                    entry.check()
-            except EntryError as error:
-                problems[path.name] = str(error)
-            shown.step(f"read {path.name}")
-    return problems
-
-
 def _clear(directory: Path, age: float | None, as_json: bool) -> int:
     if _is_bundle(directory):
         raise UsageError(f"{directory} is a bundle, not a cache: delete it as a whole")
-    latest = time.time() - (age or 0.0)
-    removed, freed = 0, 0
-    for path in store.folders(directory):
-        if age is not None and path.lstat().st_mtime > latest:
-            continue
-        if not store.is_entry(path.name):
-            continue
-        size = store.size_of(path)
-        store.remove(path)
-        removed, freed = removed + 1, freed + size
-    store.sweep(directory)
+    removed, freed = Store(directory).clear(math.inf if age is None else time.time() - age)
     if as_json:
         print_json({"directory": str(directory), "removed": removed, "bytes": freed})
     else:

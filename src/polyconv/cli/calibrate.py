@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from math import exp, log
+from math import exp
 from pathlib import Path
+from statistics import geometric_mean, pstdev
 from typing import TYPE_CHECKING
 
 from ..measure import environment
@@ -62,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     _options.set_up("calibrate", environment.limits(args.isa), args.isa)
     from ..cpu import native
-    from ..cpu.profiles import ProfileError, own_file
+    from ..cpu.profiles import own_file
 
     if reason := native.why_absent():
         print(f"polyconv calibrate: there is nothing to measure: {reason}", file=sys.stderr)
@@ -70,11 +71,7 @@ def run(args: argparse.Namespace) -> int:
     _options.check_writable(args.output)
     path = args.output or own_file()
     _options.check_folder(path.parent, "name a file with -o")
-    try:
-        return _calibrate(path, args)
-    except ProfileError as error:
-        print(f"polyconv calibrate: {error}", file=sys.stderr)
-        return 1
+    return _calibrate(path, args)
 
 
 def _calibrate(path: Path, args: argparse.Namespace) -> int:
@@ -140,11 +137,10 @@ def _figures(records: Sequence[Record]) -> dict[str, float]:
     """Problems on which polyconv's best kernel beats PyTorch's, by which factor, and the estimates' scatter."""
     ratios = [r.torch.seconds / min(s.seconds for _, s in r.kernels) for r in records if r.kernels]
     errors = [error for record in records for _, error in record.errors()]
-    mean = sum(errors) / len(errors)
-    gains = [log(ratio) for ratio in ratios if ratio > 1.0]
+    gains = [ratio for ratio in ratios if ratio > 1.0]
     return {
         "problems": len(records),
         "ahead": len(gains),
-        "by": exp(sum(gains) / max(1, len(gains))),
-        "scatter": exp((sum((error - mean) ** 2 for error in errors) / len(errors)) ** 0.5),
+        "by": geometric_mean(gains) if gains else 1.0,
+        "scatter": exp(pstdev(errors)) if errors else 1.0,
     }

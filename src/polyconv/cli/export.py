@@ -12,21 +12,8 @@ from ..measure.workloads import catalogue
 from ..problem import Pass
 from ..selection import PlanError
 from ..util.console import print_json
-from ._options import (
-    UsageError,
-    add_arch_argument,
-    add_convolution_arguments,
-    add_device_argument,
-    add_examples,
-    add_json_argument,
-    add_output_argument,
-    check_writable,
-    completes,
-    convolution,
-    given,
-    option,
-    problem_of,
-)
+from . import _options
+from ._options import UsageError, option
 
 if TYPE_CHECKING:
     from ..tools.export import Model
@@ -36,9 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     workload = parser.add_argument(
         "workload", nargs="?", metavar="WORKLOAD", help="a named convolution: kb80 is KernelBench's problem 80"
     )
-    completes(workload, list(catalogue()))
-    add_output_argument(parser, "the file to write; - for standard output")
-    add_device_argument(parser, sorted(DEVICES), "v100", "choose kernels for this GPU")
+    _options.completes(workload, list(catalogue()))
+    _options.add_output_argument(parser, "the file to write; - for standard output")
+    _options.add_device_argument(parser, sorted(DEVICES), "v100", "choose kernels for this GPU")
     parser.add_argument(
         "--from",
         dest="module",
@@ -49,17 +36,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tensor-cores", action="store_true", help="a V100's, at FP32 accuracy, where its plan says so; a longer file"
     )
-    add_arch_argument(parser, help="compile for these (sm_70,sm_80) if TORCH_CUDA_ARCH_LIST does not say what for")
+    _options.add_arch_argument(
+        parser, help="compile for these (sm_70,sm_80) if TORCH_CUDA_ARCH_LIST does not say what for"
+    )
     parser.add_argument("--class-name", default="ModelNew", metavar="NAME", help="of the module; default: ModelNew")
     parser.add_argument("--list", action="store_true", help="print the named convolutions and exit")
-    add_json_argument(parser, "what was written, or the named convolutions,")
-    add_examples(
+    _options.add_json_argument(parser, "what was written, or the named convolutions,")
+    _options.add_examples(
         parser,
         "polyconv export kb80 -o model.py",
         "polyconv export --from package.module:attribute --input 8 32 512 512 --forward-only -o model.py",
         "polyconv export --in-channels 32 --out-channels 64 --kernel-size 5 9 --input 8 32 512 512 -o model.py",
     )
-    add_convolution_arguments(parser, input="the input to choose kernels for")
+    _options.add_convolution_arguments(parser, input="the input to choose kernels for")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     to_stdout = str(args.output) == "-"
     if args.output is None or (to_stdout and args.json):
         raise UsageError("-o FILE is needed" + (", because standard output is for JSON" if to_stdout else ""))
-    check_writable(None if to_stdout else args.output, devices=True)
+    _options.check_writable(None if to_stdout else args.output, devices=True)
     try:
         text = exported_file(
             _model(args),
@@ -111,7 +100,7 @@ def _list(as_json: bool) -> None:
 def _model(args: argparse.Namespace) -> Model:
     from ..tools.export import ExportError, convolution_model, imported_model, named_model
 
-    found = given(args)
+    found = _options.given(args)
     if args.workload is not None:
         if found:
             raise ExportError(f"{args.workload} is a convolution already; leave out {option(found[0])}")
@@ -120,6 +109,6 @@ def _model(args: argparse.Namespace) -> Model:
         if found != ["input"]:
             raise ExportError("--from names a convolution already: beside it only --input is given, and it is needed")
         return imported_model(args.module, tuple(args.input))
-    values = convolution(args)
-    problem_of(values, Pass.FPROP)  # for the error messages of polyconv plan
+    values = _options.convolution(args)
+    _options.problem_of(values, Pass.FPROP)  # for the error messages of polyconv plan
     return convolution_model(**values)

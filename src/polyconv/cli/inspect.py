@@ -5,24 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import groupby
-from typing import Any
 
 from ..cuda.jit.cache import KernelCache
 from ..cuda.planner import all_kernels
 from ..measure import workloads
-from ..problem import Pass
-from ..tools.inspect import (
-    CountingError,
-    EmulatorError,
-    InspectionError,
-    Row,
-    emulator,
-    inspect_kernels,
-    inspect_workloads,
-)
+from ..tools.inspect import EmulatorError, Row, emulator, inspect_kernels, inspect_workloads
 from ..tools.inspect.emulated_cost import COUNTED
-from ..util.console import Progress, print_json, print_table, progress
+from ..util.console import print_json, print_table, progress
 from . import _options
 
 NO_EMULATOR = "counted figures need the emulator: in a source checkout, pip install -e tools/gpu_emulator"
@@ -53,11 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    try:
-        rows = _rows(args)
-    except (InspectionError, CountingError) as error:
-        print(f"polyconv inspect: {error}", file=sys.stderr)
-        return 1
+    rows = _rows(args)
     if args.json:
         print_json([row.to_dict() for row in rows])
     else:
@@ -80,23 +67,13 @@ def _rows(args: argparse.Namespace) -> list[Row]:
             if args.all_kernels:
                 rows += inspect_kernels(all_kernels(arch), arch, cache, shown)
             if asked:
-                rows += _workload_rows(asked, args.passes, arch, cache, shown, gpu)
+                inspected = partial(inspect_workloads, asked, args.passes, arch, cache, shown)
+                try:
+                    rows += inspected(gpu)
+                except EmulatorError as error:
+                    print(f"polyconv inspect: no counted figures: {error}", file=sys.stderr)
+                    rows += inspected()
     return rows
-
-
-def _workload_rows(
-    asked: Sequence[workloads.Workload],
-    passes: Sequence[Pass],
-    arch: str,
-    cache: KernelCache,
-    shown: Progress,
-    gpu: Any,
-) -> list[Row]:
-    try:
-        return inspect_workloads(asked, passes, arch, cache, shown, gpu)
-    except EmulatorError as error:
-        print(f"polyconv inspect: no counted figures: {error}", file=sys.stderr)
-        return inspect_workloads(asked, passes, arch, cache, shown)
 
 
 def _print(arch: str, rows: Sequence[Row]) -> None:

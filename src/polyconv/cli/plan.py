@@ -108,9 +108,10 @@ def _plan(problem: Problem, device: str) -> Plan | CudaVolumePlan | CpuPlan:
     current = settings.current()
     problem = replace(problem, tolerance=current.tolerance).as_2d()
     if device == "cpu":
-        from ..cpu.backend import CpuBackend  # lazy: imports torch
+        from ..autotune import preferences  # lazy: imports torch
+        from ..cpu.backend import CpuBackend
 
-        return CpuBackend().plan(problem)  # follows this machine's tuning files
+        return preferences.plan(CpuBackend(), problem)  # follows this machine's tuning files
     return planned(problem, DEVICES[device], current.workspace_bytes)
 
 

@@ -56,16 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..autotune.tuning_file import TuningError
-
     if (args.workloads is None) == (args.merge is None):
         raise _options.UsageError("name either WORKLOADS to measure or files to --merge")
     _options.check_writable(args.output)
-    try:
-        return _merge(args) if args.merge is not None else _tune(args)
-    except TuningError as error:
-        print(f"polyconv tune: {error}", file=sys.stderr)
-        return 1
+    return _merge(args) if args.merge is not None else _tune(args)
 
 
 def _merge(args: argparse.Namespace) -> int:
@@ -167,7 +161,7 @@ def _measure(workload: Workload, kind: Pass, device: Any, args: argparse.Namespa
     batch = cut_batch(workload, args.batch, available_memory())
     problem = with_batch(workload, batch.images).problem(kind).as_2d()
     problem = replace(problem, tolerance=settings.current().tolerance)
-    operands = Operands.random(problem).to(device)
+    operands = Operands.random(problem, device=device)
     done: set[str] = set()
     twice = kind is problem.kind is Pass.FPROP
     for inference in (True, False) if twice else (False,):
@@ -185,12 +179,8 @@ def _report(measured: Sequence[Measured], path: Path, written: Tuning, *, as_jso
     if as_json:
         print_json([one.as_json() for one in measured])
         return
-    table: list[list[str]] = []
-    for place, one in enumerate(measured):
-        if place and one.workload != measured[place - 1].workload:
-            table.append([])
-        table.append(one.cells())
-    print_table("Time of one call, best of all rounds", HEADERS, table, left=4)
+    cells = [one.cells() for one in measured]
+    print_table("Time of one call, best of all rounds", HEADERS, cells, left=4, grouped=True)
     for other in dict.fromkeys(one.torch_computes_in for one in measured if one.torch_computes_in != "float32"):
         print(in_words(other))
     print(f"{path}: {written}")

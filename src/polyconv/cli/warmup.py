@@ -44,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="shape of the model's input: 8,3,224,224; once for each input",
     )
-    parser.add_argument("--kernels", metavar="NAMES", type=_names, help="kernels by name, separated by commas")
+    names = _options.list_of(str)
+    parser.add_argument("--kernels", metavar="NAMES", type=names, help="kernels by name, separated by commas")
     parser.add_argument("--all-kernels", action="store_true", help="every kernel that a plan can name")
     _options.add_arch_argument(
         parser, help="GPU architectures, separated by commas: sm_70,sm_80,sm_90 (default: of the GPUs in this machine)"
@@ -230,7 +231,3 @@ def _shape(text: str) -> tuple[int, ...]:
     if not shape or min(shape) < 1 or prod(shape) > _options.LARGEST:
         raise argparse.ArgumentTypeError(f"{text!r} is not a shape: expected numbers such as 8,3,224,224")
     return shape
-
-
-def _names(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]

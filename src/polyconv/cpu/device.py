@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from ..util.cpuinfo import usable_cores
 from .profiles import Profile
 
 VECTOR_LANES = {"avx512": 16, "avx2": 8, "sse4": 4}
@@ -49,7 +49,7 @@ def this_machine(instruction_set: str) -> CpuDevice:
     default = CpuDevice()
     return CpuDevice(
         instruction_set,
-        cores=len(os.sched_getaffinity(0)),
+        cores=usable_cores(),
         l1_bytes=found.get(1, default.l1_bytes),
         l2_bytes=found.get(2, default.l2_bytes),
     )

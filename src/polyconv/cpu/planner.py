@@ -6,7 +6,7 @@ Nothing is timed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import exp, prod
@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from ..backend import Run
-from ..lowering.border import fold, has_border, padded
+from ..lowering.border import Folded, has_border, padded
 from ..numerics.known_weights import keeping_tolerance
 from ..numerics.prediction import Way
 from ..problem import IMAGE_CHANNELS, Pass, Problem
-from ..selection import Candidate, PlanError, Preference, Selection, by_cost, select, why_not
+from ..selection import TRIALS, Candidate, PlanError, Preference, Selection, by_cost, select, why_not, worth_timing
 from . import native
 from .device import CpuDevice, this_machine
 from .engines import aten, channel_lanes, depthwise, reference, tile_lanes
@@ -52,6 +52,10 @@ CLOCK = 2.5e9
 
 CHECK_CYCLES, CHECK_BYTES = 8e3, 8.0
 """Cost of checking that a cached weight is unchanged: cycles per call, and bytes hashed per cycle."""
+
+LARGEST_TIMED_WEIGHT = 2**25
+"""Largest weight [elements] for which candidates are timed. A larger one is a matrix product written as a convolution,
+as in a VGG: there is nothing to gain, and each candidate would take hundreds of megabytes more."""
 
 MOST_FOR_THE_CHECK = 0.02
 """Largest share of a call's cost for that check. Above it the weight is transformed in every call."""
@@ -148,6 +152,25 @@ class CpuPlan:
         engine: Any = self.engine
         return tuple(engine.ways(self.chosen, self.ran)) if hasattr(engine, "ways") else ()
 
+    @property
+    def passthrough(self) -> bool:
+        """True if it is ATen's convolution on unchanged tensors."""
+        return self.engine is aten and not self.folded and aten.takes_tensors(self.problem)
+
+    def trials(self, most: int = TRIALS) -> tuple[str, ...]:
+        """Names of candidates worth timing, in the cost model's order."""
+        return (self.name,) if prod(self.problem.w_shape) > LARGEST_TIMED_WEIGHT else _worth_timing(self, most)
+
+    def dispatch_overhead(self, ahead: Mapping[Pass, float]) -> float:
+        """Dispatch overhead over a direct call of ATen [s], given the gains of other passes [s]."""
+        per_second = CLOCK * self.device.cores
+        cycles = {kind: seconds * per_second for kind, seconds in ahead.items()}
+        return dispatch_overhead(self.problem, self.device, self.costs.inference, cycles) / per_second
+
+    def with_parts(self, plan: Callable[[Problem], Any]) -> CpuPlan:
+        """This plan: slices of a volume are planned by native kernels, whatever is preferred for such a problem."""
+        return self
+
     def prepared(self, weights: TransformedWeights | None) -> Run:
         """Bind the plan to its kernel and, if the plan uses it, the weight cache. A cached weight is known, so a plan
         that misses its tolerance for it is replaced by another one."""
@@ -156,7 +179,7 @@ class CpuPlan:
             run: Run = engine.prepare(self.chosen, self.ran, weights, self.instead)
         else:
             run = engine.prepare(self.chosen, self.ran, weights if self.keeps_weights else None)
-        return _folding(run, self) if self.folded else run
+        return Folded(self.problem).adapt({self.ran: run}) if self.folded else run
 
     def for_weights(self, w: Tensor) -> CpuPlan:
         """The plan that keeps the tolerance for this weight: this one, or one with smaller rounding errors."""
@@ -249,6 +272,11 @@ def _selection(plan: CpuPlan) -> Selection[CpuCandidate]:
     """All candidates of a plan with the reasons of their rejection, for explanations and autotuning."""
     every = _every(plan.problem, plan.device, plan.own_kernels)
     return _select(plan.problem, plan.costs, every, plan.prefer)
+
+
+@lru_cache(maxsize=1024)
+def _worth_timing(plan: CpuPlan, most: int) -> tuple[str, ...]:
+    return tuple(worth_timing(plan.candidates, most, lambda name: name.rpartition(", ")[2], always=aten.NAME))
 
 
 def _select(
@@ -396,19 +424,6 @@ def offered_for_volumes(problem: Problem, device: CpuDevice) -> Iterator[CpuCand
         yield from engines_volumes.candidates(problem, device, lambda picture: _plan_of_picture(picture, device))
     if not own or problem.dtype == "float32":
         yield from aten.candidates(problem, device)
-
-
-def _folding(run: Run, plan: CpuPlan) -> Run:
-    """Run on the padded input, then add the border's gradients to the pixels that it was copied from."""
-    problem, shape = plan.problem, plan.ran.x_shape
-
-    def run_folded(tensors: MutableMapping[str, Tensor]) -> None:
-        dx = tensors["x"]
-        padded = {**tensors, "x": dx.new_empty(shape)}
-        run(padded)
-        dx.copy_(fold(problem, padded["x"], dx))
-
-    return run_folded
 
 
 def _reason(problem: Problem, found: Selection[CpuCandidate], costs: Costs) -> str:

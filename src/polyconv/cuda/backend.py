@@ -12,30 +12,24 @@ Errors that are not the kernel's fault (lost GPU, out of memory, graph capture) 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from .. import settings
-from ..autotune import preferences
-from ..backend import PrepareReport, PrepareRequest, Run
-from ..lowering.volume import Parts, pictures_of
-from ..lowering.volume_stack import Stack
-from ..lowering.volume_stack_run import stacked
-from ..lowering.volume_sum import Cut
-from ..lowering.volume_sum_run import summed
-from ..numerics.known_weights import in_words, keeping_tolerance
-from ..problem import Pass, Problem
+from ..backend import PrepareReport, Run
+from ..numerics.known_weights import keeping_tolerance
+from ..problem import Problem, Shape, Strides
 from ..runtime import state_version
 from ..runtime.fork_safety import STATE_LOCK
 from ..runtime.warn_once import warn_once
-from ..selection import TRIALS, Preference, by_cost, worth_timing
-from ..tuning_key import Environment, problem_key
+from ..selection import Preference
+from ..tuning_key import Environment
 from . import driver
 from .compile_log import Teller
 from .errors import CaptureError, CudaError, LaunchError, RefusedKernelError
@@ -46,7 +40,7 @@ from .planner.cost import resident_blocks
 from .planner.device import why_too_old
 from .planner.plan import Plan
 from .planner.planner import plan_cuda
-from .planner.volumes import CudaVolumePlan, plan_volume, planned
+from .planner.volumes import CudaVolumePlan, planned
 from .weight_cache import Memory, PreparedWeights, State
 
 if TYPE_CHECKING:
@@ -54,7 +48,6 @@ if TYPE_CHECKING:
     from .planner.device import CudaDevice
 
 Planner = Callable[[Problem, "CudaDevice"], Plan]
-P = TypeVar("P", Plan, CudaVolumePlan)
 
 _given_up: list[str] = []
 """Blacklisted kernels of all GPUs. Their number is part of the state version, so cached calls are prepared again."""
@@ -118,10 +111,11 @@ class CudaBackend:
         stream: returns the handle of the stream to launch on; default: torch's current stream.
         description: the device to plan for; default: read from the driver.
         cache: kernel cache; default: that of the settings.
-        planner: default: :func:`polyconv.cuda.planner.planner.plan_cuda` with autotuned or agreed preferences.
+        planner: plans 2-D problems, whatever is preferred; default: :func:`polyconv.cuda.planner.planner.plan_cuda`.
     """
 
     name = "cuda"
+    caches_weights = False
 
     def __init__(
         self,
@@ -145,71 +139,48 @@ class CudaBackend:
         self._place = torch.device("cuda", index)
         self.weights = PreparedWeights()
         self._cache = cache or KernelCache()
-        self._planner = planner or self._plan_or_choose
-        self._prepare = lru_cache(maxsize=1024)(self._prepare_anew)
-        self._planned: dict[tuple[Problem, int], tuple[CudaDevice, Plan]] = {}
-        """Plans of :meth:`prepare_all` that are not prepared yet, with the description they were made for."""
+        self._planner = planner
         self._teller = Teller(self._cache.compilations, description.arch, self._cache.folder)
 
-    def plan(self, problem: Problem, *, inference: bool = False, w: Tensor | None = None) -> Plan | CudaVolumePlan:
-        """Plan that would run. Compiles and loads nothing."""
-        if problem.rank == 3:
-            return self._plan_volume(problem).with_plans(self._plan_picture)
-        found = self._plan_picture(problem)
-        return found if w is None or not problem.frozen else self._for_weights(found, w)
+    def plan(
+        self,
+        problem: Problem,
+        *,
+        inference: bool = False,
+        prefer: Preference | None = None,
+        w: Tensor | None = None,
+    ) -> Plan | CudaVolumePlan:
+        """Plan within the workspace limit. Nothing depends on ``inference``; nothing is compiled or loaded."""
+        if self._planner is not None and problem.rank == 2:
+            return self._planner(problem, self.description)
+        found = planned(problem, self.description, settings.current().workspace_bytes, prefer)
+        return self._for_weights(found, w) if w is not None and problem.frozen and isinstance(found, Plan) else found
 
-    def _plan_picture(self, problem: Problem) -> Plan:
-        return self._planner(problem, self.description)
+    def prepare(self, plan: Plan | CudaVolumePlan, *, trial: bool = False) -> Run:
+        """Compile and load. A run then only writes addresses and launches."""
+        if isinstance(plan, CudaVolumePlan):
+            return plan.parts.adapt({part: self.prepare(own, trial=trial) for part, own in plan.plans.items()})
+        return self.prepare_launches(plan, PreparedWeights() if trial else self.weights)
 
-    def _plan_volume(self, problem: Problem) -> CudaVolumePlan:
-        """Lowering of a 3-D problem to 2-D problems, which are planned individually."""
-        return self._choose(problem, partial(plan_volume, problem, self.description))
-
-    def _pictures_of(self, problem: Problem) -> tuple[Problem, ...]:
-        """2-D problems that kernels run for ``problem``: itself unless it is 3-D."""
-        return pictures_of(self._plan_volume(problem).parts) if problem.rank == 3 else (problem,)
-
-    def prepare(self, problem: Problem, *, inference: bool = False) -> Run:
-        """Plan, compile and load. A run then only writes addresses and launches."""
-        if problem.rank == 3:
-            return self._prepare_parts(self._plan_volume(problem).parts)
-        return self.prepare_picture(problem)
-
-    def _prepare_parts(self, parts: Parts) -> Run:
-        runs = {picture: self.prepare_picture(picture) for picture in pictures_of(parts)}
-        if isinstance(parts, Cut):
-            return summed(parts, runs)
-        assert isinstance(parts, Stack)
-        return stacked(parts, runs)
-
-    def prepare_picture(self, problem: Problem) -> PreparedPlan:
-        """:meth:`prepare` for a 2-D problem; the result exposes its launches."""
-        return self._prepare(problem, state_version.current())
-
-    def prepare_all(self, asked: Sequence[PrepareRequest], progress: Progress) -> PrepareReport:
-        """Plan all problems, compile missing kernels in parallel, then load. Rejected kernels are blacklisted last."""
+    def prepare_all(self, plans: Sequence[Plan | CudaVolumePlan], progress: Progress) -> PrepareReport:
+        """Compile missing kernels in parallel, then load. Rejected kernels are blacklisted last."""
         self._teller.tell()
-        number, problems = state_version.current(), dict.fromkeys(problem for problem, _ in asked)
-        pictures = list(dict.fromkeys(picture for problem in problems for picture in self._pictures_of(problem)))
-        began = time.perf_counter()
-        self._planned = {(problem, number): (self.description, self._plan_picture(problem)) for problem in pictures}
-        planned = time.perf_counter()
-        specs = list(dict.fromkeys(kernel for _, plan in self._planned.values() for kernel in plan.kernels))
+        parts = [
+            own for plan in plans for own in (plan.plans.values() if isinstance(plan, CudaVolumePlan) else (plan,))
+        ]
+        specs = list(dict.fromkeys(kernel for plan in parts for kernel in plan.kernels))
         progress.expect(len(specs))
         with suppress(RefusedKernelError):
             self._cache.get_many(
                 specs, self.description.arch, "this model", lambda spec: progress.step(f"compiled {spec.symbol}")
             )
         compiled = time.perf_counter()
-        try:
-            for problem in pictures:
-                self.prepare_picture(problem)
-        finally:
-            self._planned.clear()
+        for plan in parts:
+            self.prepare(plan)
         found = self._cache.compilations.take()
         return PrepareReport(
-            len(problems),
-            planning=planned - began,
+            len(plans),
+            planning=0.0,
             kernels=len(specs),
             compiled=found.kernels,
             compiling=found.seconds,
@@ -222,7 +193,7 @@ class CudaBackend:
 
     def run(self, problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
         """Enqueue the launches that fill the outputs in ``tensors``."""
-        self.prepare(problem)(tensors)
+        self.prepare(self.plan(problem))(tensors)
 
     def enqueue(self, prepared: PreparedPlan, tensors: MutableMapping[str, Tensor]) -> None:
         """Write the addresses of this call's tensors into the launches, and launch."""
@@ -275,16 +246,14 @@ class CudaBackend:
         found = self._for_weights(plan, w)
         if found is plan:
             return None
-        prepared = self._settled(partial(self._plan_again, found.problem), self.weights)
+        prepared = self.prepare_launches(found, self.weights)
         keeping = prepared.keeping
         return prepared if keeping is None else replace(prepared, keeping=replace(keeping, judged=True))
 
     def _for_weights(self, plan: Plan, w: Tensor) -> Plan:
-        return keeping_tolerance(plan.problem, plan, w, self._plan_again)
-
-    def _plan_again(self, problem: Problem) -> Plan:
-        """Plan without preferences: ranks do not agree on plans for individual weights."""
-        return plan_cuda(problem, self.description, settings.current().workspace_bytes)
+        """The plan that keeps the tolerance for a weight. Ranks do not agree on plans for individual weights."""
+        workspace = settings.current().workspace_bytes
+        return keeping_tolerance(plan.problem, plan, w, lambda asked: plan_cuda(asked, self.description, workspace))
 
     def _go_on(
         self, prepared: PreparedPlan, tensors: MutableMapping[str, Tensor], stream: int, refused: Refused
@@ -299,45 +268,10 @@ class CudaBackend:
         if launched and residual is not None and residual.data_ptr() == tensors["y"].data_ptr():
             raise error  # earlier launches may have overwritten the residual
         self._give_up(error)
-        other = self.prepare_picture(prepared.plan.problem)
+        other = self.prepare_launches(self._plan_again(prepared.plan), self.weights)
         if error.symbol in {kernel.symbol for kernel in other.plan.kernels}:
             raise error
         other(tensors)
-
-    def is_passthrough(self, problem: Problem, *, inference: bool = False) -> bool:
-        """Always False: ATen's convolution is never called on a CUDA tensor."""
-        return False
-
-    def explain(self, problem: Problem, w: Tensor | None = None) -> str:
-        plan = self.plan(problem)
-        return plan.explain() + ("" if w is None else in_words(problem, plan, w, self._plan_again))
-
-    def candidates(self, problem: Problem, *, inference: bool = False) -> tuple[str, ...]:
-        """Candidates by cost. Neither depends on ``inference``."""
-        plan = planned(problem, self.description, settings.current().workspace_bytes)
-        return tuple(candidate.name for candidate in by_cost(plan.candidates))
-
-    def trials(self, problem: Problem, *, inference: bool = False, most: int = TRIALS) -> tuple[str, ...]:
-        """Candidates for autotuning. ATen's convolution is never one of them."""
-        plan = planned(problem, self.description, settings.current().workspace_bytes)
-        return tuple(worth_timing(plan.candidates, most, lambda name: name.partition("_")[0]))
-
-    def trial(self, problem: Problem, name: str, *, inference: bool = False) -> Run:
-        workspace = settings.current().workspace_bytes
-        if problem.rank == 3:
-            return self._prepare_parts(plan_volume(problem, self.description, workspace, Preference(name)).parts)
-        return self._settled(
-            lambda: plan_cuda(problem, self.description, workspace, Preference(name)), PreparedWeights()
-        )
-
-    def dispatch_overhead(self, problem: Problem, ahead: Mapping[Pass, float], *, inference: bool = False) -> float:
-        return 0.0  # ATen's convolution is not a candidate here
-
-    def trim_memory(self) -> None:
-        """No-op: torch's allocator already has the memory."""
-
-    def key(self, problem: Problem, *, inference: bool = False) -> str:
-        return problem_key(problem)
 
     def environment(self) -> Environment:
         """GPU, driver version and version of the CUDA bindings."""
@@ -349,22 +283,16 @@ class CudaBackend:
         """Allocate GPU memory. Not as a tensor: in deterministic mode torch would fill it, which no kernel needs."""
         return torch.UntypedStorage(size, device=self._place)
 
-    def _prepare_anew(self, problem: Problem, number: int) -> PreparedPlan:
-        description, first = self._planned.pop((problem, number), (None, None))
-        return self._settled(
-            lambda: self._plan_picture(problem), self.weights, first if description is self.description else None
-        )
+    def new_output(self, like: Tensor, shape: Shape, strides: Strides) -> Tensor:
+        return like.new_empty_strided(shape, strides)
 
-    def _settled(
-        self, planned: Callable[[], Plan], weights: PreparedWeights, first: Plan | None = None
-    ) -> PreparedPlan:
-        """Plan and prepare, repeatedly until all kernels load and have the occupancy that the planner assumed.
+    def prepare_launches(self, plan: Plan, weights: PreparedWeights) -> PreparedPlan:
+        """Prepare a 2-D plan. Plan again until all kernels load and have the occupancy that the planner assumed.
 
-        ``weights``: weight cache for a frozen problem. ``first``: plan to begin with, made for the current description.
+        ``weights``: weight cache for a frozen problem.
         """
         tried: set[str] = set()
         while True:
-            plan, first = first or planned(), None
             keeps = plan.problem.frozen and plan.weights_bytes > 0
             if keeps:
                 plan = plan.with_weights_apart()
@@ -378,6 +306,13 @@ class CudaBackend:
                     raise
                 tried.add(error.symbol)
                 self._give_up(error)
+            plan = self._plan_again(plan)
+
+    def _plan_again(self, plan: Plan) -> Plan:
+        """Plan the problem of a plan again, with its preference, after the description of the device changed."""
+        found = self.plan(plan.problem, prefer=plan.prefer)
+        assert isinstance(found, Plan)
+        return found
 
     def _launches(self, plan: Plan) -> tuple[driver.PreparedLaunch, ...]:
         """Compile, load and pack the launches of a plan."""
@@ -423,11 +358,3 @@ class CudaBackend:
                 known = {**self.description.read, **fewer}
                 self.description = replace(self.description, resident=tuple(sorted(known.items())))
         return bool(fewer)
-
-    def _plan_or_choose(self, problem: Problem, device: CudaDevice) -> Plan:
-        return self._choose(problem, partial(plan_cuda, problem, device))
-
-    def _choose(self, problem: Problem, plan: Callable[[int, Preference | None], P]) -> P:
-        """Plan by measured or agreed preference, or else by the cost model, within the workspace limit."""
-        workspace = settings.current().workspace_bytes
-        return preferences.decide(problem, False, self.environment(), partial(plan, workspace))

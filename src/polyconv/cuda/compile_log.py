@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,62 +45,43 @@ class Compilations:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._found = Compiled()
-        self._process = os.getpid()
-        self._running = 0
-        self._since = 0.0
-        """Start of the current period of compilation, or end of the last one."""
+        self._spans: list[tuple[float, float, str]] = []
+        """Start, end and symbol of each."""
+        self._ended = clock()
+        self._running: Counter[int] = Counter()
+        """By process: after a fork, the parent's compilations do not run in the child."""
 
     @contextmanager
     def noted(self, symbol: str) -> Iterator[None]:
         """Context around the compilation of one kernel. A failed compilation counts, too."""
-        began = self._clock()
+        began, process = self._clock(), os.getpid()
         with STATE_LOCK:
-            self._forget_parent()
-            if not self._running:
-                self._since = began
-            self._running += 1
+            self._running[process] += 1
         try:
             yield
         finally:
             with STATE_LOCK:
-                self._ended(symbol, began)
+                self._running[process] -= 1
+                self._ended = self._clock()
+                self._spans.append((began, self._ended, symbol))
 
-    def _ended(self, symbol: str, began: float) -> None:
-        now, found = self._clock(), self._found
-        self._running -= 1
-        slower = now - began > found.longest_seconds
-        self._found = Compiled(
-            found.kernels + 1,
-            found.seconds + (0.0 if self._running else now - self._since),
-            symbol if slower else found.longest,
-            now - began if slower else found.longest_seconds,
-        )
-        if not self._running:
-            self._since = now
-
-    def _forget_parent(self) -> None:
-        """Reset the count of running compilations after a fork: they run in the parent only."""
-        if self._process != os.getpid():
-            self._process, self._running = os.getpid(), 0
-
-    @property
-    def waits(self) -> bool:
-        """Whether there are unreported compilations."""
-        return self._found.kernels > 0
-
-    @property
-    def quiet(self) -> float:
-        """Time [s] since the last compilation; 0 while one is running."""
+    def quiet(self) -> float | None:
+        """Time [s] since the last compilation, 0 while one is running; None if all are over and reported."""
         with STATE_LOCK:
-            self._forget_parent()
-            return 0.0 if self._running else self._clock() - self._since
+            if self._running[os.getpid()]:
+                return 0.0
+            return self._clock() - self._ended if self._spans else None
 
     def take(self) -> Compiled:
         """Return the statistics and reset them."""
         with STATE_LOCK:
-            found, self._found = self._found, Compiled()
-            return found
+            spans, self._spans = sorted(self._spans), []
+        seconds = until = 0.0
+        for began, ended, _ in spans:
+            seconds += max(0.0, ended - max(began, until))
+            until = max(until, ended)
+        longest, symbol = max(((ended - began, symbol) for began, ended, symbol in spans), default=(0.0, ""))
+        return Compiled(len(spans), seconds, symbol, longest)
 
 
 class Teller:
@@ -110,17 +92,18 @@ class Teller:
         self._arch = arch
         self._cache = cache
         self._quiet = quiet
-        self._timer: threading.Timer | None = None
+        self._thread: threading.Thread | None = None
 
     def listen(self) -> None:
-        """Start the timer if there are unreported compilations."""
-        if not self._compilations.waits:
+        """Start waiting for the quiet period if there are unreported compilations."""
+        if self._compilations.quiet() is None:
             return
         with STATE_LOCK:
-            if self._timer is None:
+            if self._thread is None:
                 atexit.register(self.tell)
-            if self._timer is None or not self._timer.is_alive():  # a parent process's timer is dead after a fork
-                self._wait(self._quiet)
+            if self._thread is None or not self._thread.is_alive():  # a parent process's thread is dead after a fork
+                self._thread = threading.Thread(target=self._wait, daemon=True)
+                self._thread.start()
 
     def tell(self) -> None:
         """Log unreported compilations now, if any."""
@@ -131,22 +114,10 @@ class Teller:
                 logging.WARNING if found.seconds >= NOTICED else logging.INFO,
                 "polyconv compiled %d kernel%s for %s in %.1f s; %s. polyconv.warmup(model, x) compiles those of a "
                 "model beforehand, side by side",
-                found.kernels,
-                "" if found.kernels == 1 else "s",
-                self._arch,
-                found.seconds,
-                kept,
+                *(found.kernels, "" if found.kernels == 1 else "s", self._arch, found.seconds, kept),
             )
 
-    def _wait(self, seconds: float) -> None:
-        self._timer = threading.Timer(seconds, self._tell_if_over)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def _tell_if_over(self) -> None:
-        left = self._quiet - self._compilations.quiet
-        if left > 0:
-            with STATE_LOCK:
-                self._wait(left)
-        else:
-            self.tell()
+    def _wait(self) -> None:
+        while (quiet := self._compilations.quiet()) is not None and quiet < self._quiet:
+            time.sleep(self._quiet - quiet)
+        self.tell()

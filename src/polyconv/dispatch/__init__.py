@@ -28,30 +28,25 @@ from torch import Tensor
 
 from ..problem import Pass
 from . import execute
-from .extreme_geometry_run import runs_as
-from .operands import dense_strides, geometry_of, problem_of, transposed_layout
+from .operands import geometry_of, problem_of, transposed_layout
 from .schema import Args, dgrad, fprop, library, split_bias, split_epilogue, transposed, wgrad
 from .transforms import autograd as transforms_autograd
 from .transforms import fake as fakes
 from .transforms import flops
-from .transforms.autocast import overruled_dtype, register_autocast
+from .transforms.autocast import HOW_TO_ALLOW, overruled_dtype, register_autocast
 from .transforms.autograd import input_gradient, weight_gradient
 from .transforms.dtensor_import import expect_dtensors
 from .transforms.vmap import register_vmap, vmap_dgrad, vmap_fprop, vmap_wgrad
-from .transforms.widen import HOW_TO_ALLOW, is_widened, widening
 
 __all__ = [
     "HOW_TO_ALLOW",
-    "dense_strides",
     "dgrad",
     "expect_dtensors",
     "fprop",
     "geometry_of",
     "input_gradient",
-    "is_widened",
     "overruled_dtype",
     "problem_of",
-    "runs_as",
     "split_bias",
     "split_epilogue",
     "transposed",
@@ -64,7 +59,6 @@ __all__ = [
 def _register(kind: Pass, op: Any, run: Any, fake: Any, autograd: Any, vmap: Any) -> None:
     name = f"conv2d_{kind}"
     library.impl(name, run, "CompositeExplicitAutograd")
-    library.impl(name, widening(kind, run), "CUDA")
     torch.library.register_fake(f"polyconv::{name}", fake, lib=library)
     library.impl(name, autograd, "Autograd", with_keyset=True)
     register_vmap(name, vmap)

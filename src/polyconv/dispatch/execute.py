@@ -1,27 +1,23 @@
-"""Operators on real tensors: allocate the outputs and run the backend. Empty tensors never reach a backend."""
+"""Operators on real tensors: allocate the outputs and run the prepared call."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from math import prod
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..arguments import CHANNELS_LAST, Geometry
-from ..cpu import native
-from ..lowering.epilogue import apply_epilogue, per_channel, summed_per_channel, with_bias
+from ..lowering.epilogue import per_channel
 from ..runtime.frozen_weights import frozen_marks
-from .extreme_geometry_run import reduced_dgrad, reduced_fprop, reduced_wgrad
 from .operands import (
     Layout,
     Shape,
     check_residual,
     check_tensors,
-    dense_strides,
     described,
     dgrad_problem,
     empty,
@@ -29,16 +25,8 @@ from .operands import (
     geometry_of,
     wgrad_problem,
 )
-from .prepare import SMALLEST_POOLED, Call, recall
+from .prepare import Call, recall
 from .schema import Args, split_bias, split_epilogue
-
-
-def _allocate(layout: Layout, like: Tensor) -> Tensor:
-    """Allocate an uninitialised output. Large float32 outputs on the CPU come from the output pool."""
-    shape, _ = layout
-    if prod(shape) * 4 >= SMALLEST_POOLED and like.is_cpu and like.dtype == torch.float32 and native.is_available():
-        return native.empty_output(like, shape, dense_strides(*layout))
-    return empty(layout, like)
 
 
 class _Training(threading.local):
@@ -94,9 +82,7 @@ def describe_fprop(
 
 def compute_fprop(call: Call, x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
     """Run a forward pass on tensors that match ``call``."""
-    if call.run is None:
-        return _compute_without_run(call, x, w, bias, residual)
-    y = x.new_empty_strided(*call.dense) if call.dense is not None else _allocate(call.layout, x)
+    y = x.new_empty_strided(*call.dense) if call.dense is not None else call.new_output(x)
     tensors = {"x": x, "w": w, "y": y}
     if bias is not None:
         tensors["bias"] = bias.contiguous()  # the only input whose strides are not part of the problem
@@ -108,25 +94,6 @@ def compute_fprop(call: Call, x: Tensor, w: Tensor, bias: Tensor | None, residua
         )
     call.run(tensors)
     return tensors["y"]
-
-
-def _compute_without_run(call: Call, x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
-    """Forward pass of a call without ``run``: an empty sum, or extreme geometry, which runs on parts of the tensors."""
-    activation, reduction = call.problem.activation, call.reduction
-    if reduction is None:  # no input channels or no images: the output is bias and epilogue
-        return apply_epilogue(with_bias(_allocate(call.layout, x), bias), residual, activation)
-
-    def run(x: Tensor, w: Tensor, residual: Tensor | None) -> Tensor:
-        with nullcontext() if call.inference else training():
-            return run_fprop(x, w, bias, *reduction.geometry, residual, activation.value)
-
-    y = reduced_fprop(reduction, run, lambda: _allocate(call.layout, x), x, w, bias, residual, activation)
-    return _laid_out(y, call.layout)
-
-
-def _laid_out(tensor: Tensor, layout: Layout) -> Tensor:
-    """Copy ``tensor`` into ``layout`` if it has another: parts may suggest another memory format than the whole."""
-    return tensor if tensor.stride() == dense_strides(*layout) else _allocate(layout, tensor).copy_(tensor)
 
 
 def run_dgrad(grad: Tensor, w: Tensor, x_size: Shape, channels_last: bool, *args: Args) -> Tensor:
@@ -142,25 +109,13 @@ def describe_dgrad(grad: Tensor, w: Tensor, layout: Layout, bias: Tensor | None,
     return described(grad), described(w), layout, bias_shape, grad.dtype, not grad.data_ptr() & 15, geometry
 
 
-def compute_dgrad(call: Call, grad: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+def compute_dgrad(call: Call, grad: Tensor, w: Tensor, bias: Tensor | None, residual: None = None) -> Tensor:
     """Run an input gradient on tensors that match ``call``, then add ``bias`` in place."""
-    dx = _compute_dgrad(call, grad, w)
-    return dx if bias is None else dx.add_(per_channel(bias, dx.dim()))
-
-
-def _compute_dgrad(call: Call, grad: Tensor, w: Tensor) -> Tensor:
-    if call.reduction is not None:
-        geometry, (x_size, channels_last) = call.reduction.geometry, call.layout
-        dx = reduced_dgrad(
-            call.reduction, lambda dy, w, size: run_dgrad(dy, w, size, channels_last, *geometry), grad, w, x_size
-        )
-        return _laid_out(dx, call.layout)
-    dx = grad.new_empty_strided(*call.dense) if call.dense is not None else _allocate(call.layout, grad)
-    if call.run is None:
-        return dx
+    dx = grad.new_empty_strided(*call.dense) if call.dense is not None else call.new_output(grad)
     tensors = {"y": grad, "w": w, "x": dx}
     call.run(tensors)
-    return tensors["x"]
+    dx = tensors["x"]
+    return dx if bias is None else dx.add_(per_channel(bias, dx.dim()))
 
 
 def run_wgrad(
@@ -179,21 +134,7 @@ def describe_wgrad(grad: Tensor, x: Tensor, layout: Layout, bias: bool, geometry
 
 def compute_wgrad(call: Call, grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Run a weight gradient on tensors that match ``call``. The bias gradient is empty if the problem has no bias."""
-    bias, (w_size, channels_last) = call.problem.bias, call.layout
-    dw, db = empty(call.layout, grad), grad.new_empty(w_size[0] if bias else 0)
-    if call.run is not None:
-        call.run({"x": x, "y": grad, "dw": dw} | ({"db": db} if bias else {}))
-        return dw, db
-    if grad.numel() == 0:
-        return dw.zero_(), db.zero_()
-    if call.reduction is None or dw.numel() == 0:  # no input channels: only the bias has a gradient
-        return dw, summed_per_channel(grad) if bias else db
-    geometry = call.reduction.geometry
-    return reduced_wgrad(
-        call.reduction,
-        lambda dy, x, size, bias: run_wgrad(dy, x, size, channels_last, bias, *geometry),
-        grad,
-        x,
-        dw,
-        db,
-    )
+    bias = call.problem.bias
+    dw, db = empty(call.layout, grad), grad.new_empty(call.layout[0][0] if bias else 0)
+    call.run({"x": x, "y": grad, "dw": dw} | ({"db": db} if bias else {}))
+    return dw, db

@@ -25,9 +25,7 @@ from ..problem import (
     PaddingMode,
     Pass,
     Problem,
-    Strides,
-    channels_last_strides,
-    contiguous_strides,
+    dense_strides,
 )
 from .schema import Args
 
@@ -231,7 +229,3 @@ def wgrad_problem(
     check_gradient(grad[0], x[0], layout[0], geometry)
     w = (layout[0], dense_strides(*layout))
     return problem_of(Pass.WGRAD, x, w, grad[1], geometry, dtype, aligned, bias), layout
-
-
-def dense_strides(shape: Shape, channels_last: bool) -> Strides:
-    return (channels_last_strides if channels_last else contiguous_strides)(tuple(shape))

@@ -3,7 +3,7 @@
 Most layers of a converted network may stay with ATen and must not become slower. In a network the guards take about
 18 microseconds in Python, three quarters of it cache misses, because between two calls Python's objects are evicted.
 So native code (``csrc/dispatch``) checks them, in less time than ``torch.nn.Conv2d`` spends on its attributes. A wheel
-contains it, ``python csrc/build.py`` builds it in place, and :class:`Left` is the fallback.
+contains it, and ``python csrc/build.py`` builds it in place. Without it each call takes the fast path.
 
 Profilers, modes and other observers of calls need no guard, since ATen's convolution is visible to all of them.
 """
@@ -24,9 +24,6 @@ from ..runtime.frozen_weights import frozen_marks
 
 _MODULE = "polyconv.dispatch._native"
 
-ATTRIBUTES = "stride", "padding", "dilation", "groups", "padding_mode", "tolerance", "activation"
-TRANSPOSED = "stride", "padding", "output_padding", "groups", "dilation", "tolerance", "padding_mode"
-"""Module attributes that a convolution (``ATTRIBUTES``) or a transposed one depends on."""
 HIDING = "weight", "bias", "_conv_forward"
 """Instance attributes that would hide the module's parameters or the method of its class."""
 NEVER_OF_A_CLASS = "weight", "bias", "__getattribute__"
@@ -43,12 +40,12 @@ class LastCall(NamedTuple):
     """State version (:mod:`polyconv.runtime.state_version`)."""
     graded: bool
     """Grad mode."""
-    frozen_marks: bool
+    is_frozen: bool
     """Whether the weight is frozen (:mod:`polyconv.runtime.frozen_weights`)."""
     biased: bool
-    fits: Callable[..., bool]
+    guard: Callable[..., bool]
     """Guard on input, weight and bias (if any)."""
-    torchs: Callable[..., Tensor]
+    aten: Callable[..., Tensor]
     arguments: tuple[Any, ...]
     """Arguments of ATen's convolution after the tensors."""
     kind: type[Any]
@@ -62,88 +59,46 @@ class LastCall(NamedTuple):
     """Class attributes that the call depends on: namespace, name, value."""
 
 
-class PassthroughCache:
-    """Last calls by the ``id`` of their module. ``csrc/dispatch`` has a class with these methods.
+def _cache() -> Any:
+    """Last calls by the ``id`` of their module, in native code; None without the extension.
 
     An entry is dropped with its module, and stored outside of it: copies and pickles do not contain it. Each call
     compares the module's attributes with those of the cached call, so changes need no notification, and a change by
     another thread during a call is seen by the next call.
     """
-
-    def __init__(self) -> None:
-        self._calls: dict[int, LastCall] = {}
-
-    def remember(self, key: int, call: LastCall) -> None:
-        self._calls[key] = call
-
-    def forget(self, key: int) -> None:
-        self._calls.pop(key, None)
-
-    def __len__(self) -> int:
-        return len(self._calls)
-
-    def again(self, module: torch.nn.Module, x: Tensor) -> Tensor | None:
-        """Output of ATen's convolution if the module has a cached call whose guards hold, else None."""
-        found = self._calls.get(id(module))
-        if found is None:
-            return None
-        try:
-            if (
-                found.number != state_version.current()
-                or type(module) is not found.kind
-                or sum(map(len, found.classes)) != found.size
-                or found.names != tuple(module.__dict__)
-                or not all(map(_is_like, found.values, module.__dict__.values()))
-                or any(attributes.get(name) is not value for attributes, name, value in found.of_classes)
-            ):
-                return None
-            weight, bias = module._parameters["weight"], module._parameters["bias"]
-            tensors = (x, weight, bias) if found.biased else (x, weight)
-            if (
-                found.graded is not torch.is_grad_enabled()
-                or found.frozen_marks is not (id(weight) in frozen_marks)
-                or found.biased is (bias is None)
-                or any(tensor.is_nested for tensor in tensors)  # type: ignore[union-attr]
-                or not found.fits(*tensors)
-            ):
-                return None
-        except Exception:  # no tensor, or a weight that is recomputed before each call: the regular path handles both
-            return None
-        return found.torchs(x, weight, bias, *found.arguments)
-
-
-def _is_like(expected: Any, value: Any) -> bool:
-    return expected is value or expected is ANY
-
-
-def _empty() -> Any:
-    """Empty cache: the native one if it is built. It receives the objects that :class:`Left` imports."""
     try:
         native = import_module(_MODULE)
     except ImportError:
-        return PassthroughCache()
+        return None
     return native.PassthroughCache(state_version.seen, frozen_marks, torch.is_grad_enabled, torch.get_num_threads, ANY)
 
 
-_left = _empty()
+cache = _cache()
 
-again: Callable[[torch.nn.Module, Tensor], Tensor | None] = _left.again
-forget: Callable[[int], None] = _left.forget
+
+def _never(module: torch.nn.Module, x: Tensor) -> Tensor | None:
+    return None
+
+
+again: Callable[[torch.nn.Module, Tensor], Tensor | None] = _never if cache is None else cache.again
+"""Output of ATen's convolution if the module has a cached call whose guards hold, else None."""
 
 
 def remember(
     module: Any,
     number: int,
     graded: bool,
-    is_vouched: bool,
+    is_frozen: bool,
     bias: Tensor | None,
-    fits: Callable[..., bool],
-    torchs: Callable[..., Tensor],
+    guard: Callable[..., bool],
+    aten: Callable[..., Tensor],
     arguments: tuple[Any, ...],
     names: tuple[str, ...],
     values: tuple[Any, ...],
 ) -> None:
     """Cache a module's call, unless guards cannot describe it. ``values``: attributes ``names`` when it was called."""
+    if cache is None:
+        return
     key, kind, wanted = id(module), type(module), dict(zip(names, values, strict=True))
     own = tuple(module.__dict__)
     has = set(own)
@@ -167,7 +122,7 @@ def remember(
         return
     if not has.isdisjoint(NEVER_OF_A_CLASS) or not has.issuperset(names):
         return
-    while_it_lives = weakref.ref(module, lambda _: forget(key))
-    how = graded, is_vouched, bias is not None, fits, torchs, arguments
+    while_it_lives = weakref.ref(module, lambda _: cache.forget(key))
+    how = graded, is_frozen, bias is not None, guard, aten, arguments
     what = own, tuple(wanted.get(name, ANY) for name in own), tuple(classes), size, tuple(of_classes)
-    _left.remember(key, LastCall(while_it_lives, number, *how, kind, *what))
+    cache.remember(key, LastCall(while_it_lives, number, *how, kind, *what))

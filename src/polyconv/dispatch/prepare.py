@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -12,20 +13,20 @@ from torch import Tensor
 
 from ..arguments import Geometry
 from ..autotune import online, preferences
-from ..backend import Backend, Run, backend_for
-from ..lowering.extreme_geometry import reduce_geometry
-from ..lowering.signal import on_pictures
-from ..problem import Problem
+from ..backend import Backend, Run, backend_for, backend_name
+from ..lowering.lower import lower
+from ..lowering.signal import Signal
+from ..problem import Problem, dense_strides
 from ..runtime import state_version
 from ..runtime.scopes import Scope, ScopeStack
 from ..util.lru import LruTable
-from .operands import Layout, dense_strides
+from .operands import Layout, empty
 
 CAPACITY = 8192
 """Most cached calls; the least recently used are evicted."""
 
-SMALLEST_POOLED = 16 * 2**20
-"""Output size [bytes] from which new pages cost more than a search in the output pool (``cpu/native.py``)."""
+LARGE = 16 * 2**20
+"""Output size [bytes] from which the backend allocates, which may have a pool."""
 
 known: LruTable[Hashable, Call] = LruTable(CAPACITY)
 """Cached calls. A key is the state version and what the call was prepared from."""
@@ -34,7 +35,7 @@ known: LruTable[Hashable, Call] = LruTable(CAPACITY)
 class Call:
     """One pass for given shapes, strides, device and state version. Immutable, because threads share it."""
 
-    __slots__ = ("dense", "geometry", "inference", "layout", "problem", "reduction", "run")
+    __slots__ = ("dense", "geometry", "inference", "layout", "passthrough", "problem", "run")
 
     def __init__(
         self,
@@ -44,21 +45,23 @@ class Call:
         device: torch.device,
         *,
         inference: bool = False,
+        gradients: Iterable[Problem] = (),
     ) -> None:
         self.problem = problem
         self.layout = layout
         self.geometry = geometry
         self.inference = inference
         """Whether no gradient is recorded."""
-        no_pixels = 0 in problem.in_size  # an empty output of a transposed convolution
-        self.reduction = None if no_pixels else reduce_geometry(problem.kind, problem.in_size, problem.kernel, geometry)
-        """Reduction of an extreme geometry; None if it is ordinary."""
-        empty = problem.batch == 0 or problem.in_channels == 0 or no_pixels
-        self.run = None if empty or self.reduction is not None else _prepare(problem, inference, device)
-        """Backend call that fills the outputs; None if nothing runs, or other calls run on parts of the tensors."""
-        pooled = prod(layout[0]) * 8 >= SMALLEST_POOLED
-        self.dense = None if pooled or no_pixels else (layout[0], dense_strides(*layout))
-        """Shape and strides of the output; None if it may come from the output pool."""
+        self.run, self.passthrough = prepare(problem, device, inference=inference, gradients=gradients)
+        large = prod(layout[0]) * 8 >= LARGE
+        self.dense = None if large or 0 in layout[0] else (layout[0], dense_strides(*layout))
+        """Shape and strides of the output; None if it is empty, or the backend allocates it."""
+
+    def new_output(self, like: Tensor) -> Tensor:
+        """Allocate an uninitialised output that is not :attr:`dense`."""
+        if 0 in self.layout[0]:
+            return empty(self.layout, like)
+        return backend_for(like.device).new_output(like, tuple(self.layout[0]), dense_strides(*self.layout))
 
 
 def recall(
@@ -84,33 +87,33 @@ def remember(key: Hashable, number: int, call: Call) -> None:
         known.put(key, call)
 
 
-def are_passthrough(problems: Iterable[Problem], device: torch.device, *, inference: bool) -> bool:
-    """Whether all passes are passthrough: planned as ATen, not being autotuned, and not observed."""
-    if _observers.entries or preferences.are_watched():
-        return False
-    backend = backend_for(device)
-    return all(
-        backend.is_passthrough(problem, inference=inference)
-        and not online.is_autotuned(backend, problem, inference=inference)
-        for problem in map(Problem.as_2d, problems)
-    )
+class Prepared(NamedTuple):
+    """A problem that is ready to run."""
+
+    run: Run
+    passthrough: bool
+    """Whether this pass and its gradients are ATen's: planned so, not being autotuned, and not observed."""
 
 
-def _prepare(problem: Problem, inference: bool, device: torch.device) -> Run:
-    if problem.rank == 1:
-        return on_pictures(_prepare(problem.as_2d(), inference, device))
-    backend = backend_for(device)
-    run = online.entered(backend, problem, backend.prepare(problem, inference=inference), inference=inference)
+def prepare(problem: Problem, device: torch.device, *, inference: bool, gradients: Iterable[Problem] = ()) -> Prepared:
+    """Lower and plan a problem, and make its plan ready. ``gradients``: problems of its backward pass."""
+    lowering = lower(problem, backend_name(device))
+    if lowering is not None:
+        views = isinstance(lowering, Signal)
+        later = (each.as_2d() for each in gradients) if views else ()
+        parts = {part: prepare(part, device, inference=inference, gradients=later) for part in lowering.problems}
+        run = lowering.adapt({part: prepared.run for part, prepared in parts.items()})
+        return Prepared(run, views and all(prepared.passthrough for prepared in parts.values()))
+    backend, gradients = backend_for(device), list(gradients)
+    plan = preferences.plan(backend, problem, inference=inference)
+    usual = backend.prepare(plan)
+    run, settled = online.wrap(backend, problem, usual, inference=inference, gradients=gradients)
     observers = [entry.value for entry in _observers.entries]
-    if not observers:
-        return run
-
-    def run_and_tell(tensors: MutableMapping[str, Tensor]) -> None:
-        run(tensors)
-        for observer in observers:
-            observer(Ran(problem, inference, backend, tensors))
-
-    return run_and_tell
+    if observers:
+        return Prepared(partial(_run_and_tell, observers, Ran(problem, inference, backend, {}), run), False)
+    if not settled or preferences.are_watched() or not plan.passthrough:
+        return Prepared(run, False)
+    return Prepared(run, all(preferences.plan(backend, each).passthrough for each in gradients))
 
 
 # ---- observers
@@ -121,12 +124,19 @@ class Ran(NamedTuple):
 
     problem: Problem
     inference: bool
-    backend: Backend
+    backend: Backend[Any]
     tensors: Mapping[str, Tensor]
     """Inputs and outputs, by the names of :class:`~polyconv.backend.Backend`."""
 
 
 Observer = Callable[[Ran], None]
+
+
+def _run_and_tell(observers: Sequence[Observer], ran: Ran, run: Run, tensors: MutableMapping[str, Tensor]) -> None:
+    run(tensors)
+    for observer in observers:
+        observer(ran._replace(tensors=tensors))
+
 
 _observers: ScopeStack[Observer] = ScopeStack()
 

@@ -1,14 +1,98 @@
-"""Padding by copy, and its derivative, for kernels without border handling."""
+"""Borders: padding other than zeros.
+
+A border next to a cropped image (negative padding) is lowered to a border of the part. For kernels without border
+handling there is padding by copy, and its derivative as a lowering.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..problem import Extents, PaddingMode, Pass, Problem, contiguous_strides
+from ..arguments import suggests_channels_last
+from ..backend import Run
+from ..problem import Extents, PaddingMode, Pass, Problem, contiguous_strides, dense_strides
+
+
+@dataclass(frozen=True, slots=True)
+class Cropped:
+    """A problem with a border and negative padding, as a problem on the cropped image."""
+
+    problem: Problem
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """The problem on a view of the input; its gradient is computed in a dense buffer."""
+        problem, ranges = self.problem, self.ranges
+        offset = sum(kept.start * stride for kept, stride in zip(ranges, problem.x_strides[2:], strict=True))
+        part = replace(
+            problem,
+            in_size=tuple(map(len, ranges)),
+            padding=tuple(max(side, 0) for side in problem.padding),
+            vector_aligned=problem.vector_aligned and offset * problem.element_bytes % 16 == 0,
+        )
+        if problem.kind is Pass.DGRAD:
+            last = suggests_channels_last(problem.x_shape, problem.x_strides)
+            part = replace(part, x_strides=dense_strides(part.x_shape, last), vector_aligned=problem.vector_aligned)
+        return (part,)
+
+    @property
+    def ranges(self) -> list[range]:
+        """Pixels that are kept, by axis."""
+        sides = zip(self.problem.in_size, self.problem.padding[::2], self.problem.padding[1::2], strict=True)
+        return [range(max(-before, 0), size - max(-after, 0)) for size, before, after in sides]
+
+    def adapt(self, runs: Mapping[Problem, Run]) -> Run:
+        ((part, run),) = runs.items()
+        ranges = self.ranges
+
+        def run_cropped(tensors: MutableMapping[str, Tensor]) -> None:
+            x = tensors["x"]
+            for dim, kept in enumerate(ranges, start=2):
+                x = x.narrow(dim, kept.start, len(kept))
+            if part.kind is not Pass.DGRAD:
+                given = {**tensors, "x": x}
+                run(given)
+                tensors.update({name: tensor for name, tensor in given.items() if name != "x"})
+                return
+            given = {**tensors, "x": x.new_empty_strided(part.x_shape, part.x_strides)}
+            run(given)
+            tensors["x"].zero_()
+            x.copy_(given["x"])
+
+        return run_cropped
+
+    def in_words(self) -> str:
+        return "on the cropped image"
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """Input gradient of a border: that of the padded input, whose border is then added to the pixels it copies."""
+
+    problem: Problem
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        return (padded(self.problem),)
+
+    def adapt(self, runs: Mapping[Problem, Run]) -> Run:
+        ((whole, run),) = runs.items()
+
+        def run_folded(tensors: MutableMapping[str, Tensor]) -> None:
+            dx = tensors["x"]
+            given = {**tensors, "x": dx.new_empty(whole.x_shape)}
+            run(given)
+            dx.copy_(fold(self.problem, given["x"], dx))
+
+        return run_folded
+
+    def in_words(self) -> str:
+        return "border folded"
 
 
 def has_border(problem: Problem) -> bool:

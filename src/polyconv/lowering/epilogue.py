@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from ..problem import Activation
+
+if TYPE_CHECKING:  # planners import this module, and need no torch
+    from torch import Tensor
 
 
 def apply_epilogue(y: Tensor, residual: Tensor | None, activation: Activation) -> Tensor:
@@ -14,8 +15,10 @@ def apply_epilogue(y: Tensor, residual: Tensor | None, activation: Activation) -
     if residual is not None:
         y.add_(residual)
     if activation is Activation.RELU:
-        torch.relu_(y)
+        y.relu_()
     elif activation is Activation.SILU:
+        import torch.nn.functional as F
+
         F.silu(y, inplace=True)
     return y
 

@@ -11,18 +11,25 @@ in exact integers:
   are *gathered*, one per pair, and convolved. An extreme border other than zeros is lowered in this way, too.
 
 Ordinary geometry reduces to None and keeps its problem and key.
+
+The reduced problem runs on parts of the tensors. The rest needs no computation: an output that sees no pixel is bias
+plus epilogue; a tap that overlaps no pixel, or a pixel that no tap overlaps, has a zero gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..problem import Moves, PaddingMode, Pass, output_extent
+from ..problem import Extents, Moves, PaddingMode, Pass, Problem, Sides, dense_strides, output_extent
 from ..util.intmath import ceil_div
+from .epilogue import begun, summed_per_channel
 
-if TYPE_CHECKING:
-    from ..arguments import Geometry
+if TYPE_CHECKING:  # planners import this module, and need no torch
+    from torch import Tensor
+
+    from ..backend import Run
 
 ORDINARY = 1024
 """Largest ordinary stride; a dilation or padding is extreme if it exceeds both this and the image."""
@@ -133,7 +140,18 @@ class Reduction(NamedTuple):
     """A convolution, reduced axis by axis."""
 
     axes: tuple[AxisReduction, ...]
-    geometry: Geometry
+
+    @property
+    def stride(self) -> Extents:
+        return tuple(part.axis.stride for part in self.axes)
+
+    @property
+    def padding(self) -> Sides:
+        return tuple(side for part in self.axes for side in (part.axis.before, part.axis.after))
+
+    @property
+    def dilation(self) -> Extents:
+        return tuple(part.axis.dilation for part in self.axes)
 
     @property
     def nothing(self) -> bool:
@@ -148,23 +166,22 @@ class Reduction(NamedTuple):
         return all(axis.all_taps for axis in self.axes)
 
 
-def reduce_geometry(kind: Pass, in_size: Sequence[int], kernel: Sequence[int], geometry: Geometry) -> Reduction | None:
+def reduce_problem(problem: Problem) -> Reduction | None:
+    """:func:`reduce_geometry` of a problem."""
+    return reduce_geometry(problem.kind, problem.in_size, problem.kernel, problem)
+
+
+def reduce_geometry(kind: Pass, in_size: Sequence[int], kernel: Sequence[int], moves: Moves) -> Reduction | None:
     """Reduce a convolution whose kernel fits into the padded image. None if it is ordinary."""
-    both = kind is Pass.DGRAD and len(geometry.stride) > 1 and min(geometry.stride) > ORDINARY_OF_BOTH
+    both = kind is Pass.DGRAD and len(moves.stride) > 1 and min(moves.stride) > ORDINARY_OF_BOTH
     longest_stride = ORDINARY_OF_BOTH if both else ORDINARY
-    axes = [Axis.of(geometry, in_size, kernel, i, longest_stride) for i in range(len(kernel))]
+    axes = [Axis.of(moves, in_size, kernel, i, longest_stride) for i in range(len(kernel))]
     if all(axis.ordinary for axis in axes):
         return None
     reduced = tuple(map(reduce_axis, axes))
     if all(part.axis == part.whole and not part.nothing for part in reduced):
         return None
-    left = [part.axis for part in reduced]
-    moves = geometry._replace(
-        stride=tuple(axis.stride for axis in left),
-        padding=tuple(side for axis in left for side in (axis.before, axis.after)),
-        dilation=tuple(axis.dilation for axis in left),
-    )
-    return Reduction(reduced, moves)
+    return Reduction(reduced)
 
 
 def reduce_axis(axis: Axis) -> AxisReduction:
@@ -221,3 +238,196 @@ def _gathered(axis: Axis, outputs: Sequence[int], taps: Sequence[int]) -> AxisRe
     """Axis over gathered pixels. Those of neighbouring outputs are adjacent, so that the stride is 1."""
     places = Axis(len(outputs) * len(taps), len(taps), 1, len(outputs), 0, 0, axis.mode, axis.longest_stride)
     return AxisReduction(axis, outputs, taps, places, gathered=True)
+
+
+# ---- the lowering
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """A problem of extreme geometry as an ordinary problem on parts of its tensors."""
+
+    problem: Problem
+    reduction: Reduction
+    part: Problem
+
+    @classmethod
+    def of(cls, problem: Problem, reduction: Reduction) -> Reduced:
+        """Lower a problem. Strides and alignment of the parts are read from meta tensors."""
+        from ..arguments import suggests_channels_last  # lazy: imports torch
+
+        part = replace(
+            problem,
+            in_size=tuple(axis.axis.extent for axis in reduction.axes),
+            kernel=tuple(len(axis.taps) for axis in reduction.axes),
+            stride=reduction.stride,
+            padding=reduction.padding,
+            dilation=reduction.dilation,
+            frozen=False,
+        )
+        x_last, w_last = (
+            suggests_channels_last(shape, strides)
+            for shape, strides in ((problem.x_shape, problem.x_strides), (problem.w_shape, problem.w_strides))
+        )
+        if problem.kind is Pass.FPROP:
+            x, w = _read(reduction, _meta(problem, "x")), _taps(reduction, _meta(problem, "w"))
+            last = any(suggests_channels_last(each.shape, each.stride()) for each in (x, w))
+            y_strides = dense_strides(part.y_shape, last)
+            part, read = replace(part, x_strides=x.stride(), w_strides=w.stride(), y_strides=y_strides), [x]
+        elif problem.kind is Pass.DGRAD:
+            w, y = _taps(reduction, _meta(problem, "w")), _seen(reduction, _meta(problem, "y"))
+            x_strides = dense_strides(part.x_shape, x_last)
+            part, read = replace(part, x_strides=x_strides, w_strides=w.stride(), y_strides=y.stride()), [y]
+        else:
+            x, y = _read(reduction, _meta(problem, "x")), _seen(reduction, _meta(problem, "y"))
+            w_strides = dense_strides(part.w_shape, w_last)
+            bias = problem.bias and reduction.all_outputs  # outputs that see no pixel depend on the bias, too
+            part = replace(part, x_strides=x.stride(), w_strides=w_strides, y_strides=y.stride(), bias=bias)
+            read = [x, y]
+        aligned = not any(each.storage_offset() * problem.element_bytes % 16 for each in read)
+        part = replace(part, vector_aligned=problem.vector_aligned and aligned)
+        return cls(problem, reduction, part)
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        return (self.part,)
+
+    def adapt(self, runs: Mapping[Problem, Run]) -> Run:
+        run = runs[self.part]
+        adapted = {Pass.FPROP: self._fprop, Pass.DGRAD: self._dgrad, Pass.WGRAD: self._wgrad}[self.problem.kind]
+        return lambda tensors: adapted(run, tensors)
+
+    def in_words(self) -> str:
+        return "without outputs and taps that see no pixel"
+
+    def _fprop(self, run: Run, tensors: MutableMapping[str, Tensor]) -> None:
+        reduction, part, y = self.reduction, self.part, tensors["y"]
+        bias, residual = tensors.get("bias"), tensors.get("residual")
+        if not reduction.all_outputs:
+            begun(y, bias, residual, part.activation)
+        given = {"x": _read(reduction, tensors["x"]), "w": _taps(reduction, tensors["w"])}
+        given["y"] = y.new_empty_strided(part.y_shape, part.y_strides)
+        if bias is not None:
+            given["bias"] = bias
+        if residual is not None:
+            given["residual"] = y.new_empty_strided(part.y_shape, part.y_strides).copy_(_seen(reduction, residual))
+        run(given)
+        if reduction.all_outputs and given["y"].stride() == y.stride():
+            tensors["y"] = given["y"]
+        else:
+            _put(y, given["y"], [axis.outputs for axis in reduction.axes])
+
+    def _dgrad(self, run: Run, tensors: MutableMapping[str, Tensor]) -> None:
+        grad, w = _seen(self.reduction, tensors["y"]), _taps(self.reduction, tensors["w"])
+        given = {"y": grad, "w": w, "x": grad.new_empty_strided(self.part.x_shape, self.part.x_strides)}
+        run(given)
+        dx = given["x"]
+        for dim, axis in enumerate(self.reduction.axes, start=2):
+            if axis.gathered:
+                dx = _scattered(dx, dim, axis)
+        tensors["x"].copy_(dx)
+
+    def _wgrad(self, run: Run, tensors: MutableMapping[str, Tensor]) -> None:
+        grad, dw = tensors["y"], tensors["dw"]
+        given = {"x": _read(self.reduction, tensors["x"]), "y": _seen(self.reduction, grad)}
+        given["dw"] = dw.new_empty_strided(self.part.w_shape, self.part.w_strides)
+        if self.part.bias:
+            given["db"] = tensors["db"]
+        run(given)
+        _put(dw.zero_(), given["dw"], [axis.taps for axis in self.reduction.axes])
+        if self.problem.bias and not self.part.bias:
+            tensors["db"].copy_(summed_per_channel(grad))
+
+
+# ---- parts of tensors
+
+
+def _meta(problem: Problem, name: str) -> Tensor:
+    """Operand of a problem without data."""
+    import torch
+
+    shape, strides = getattr(problem, f"{name}_shape"), getattr(problem, f"{name}_strides")
+    return torch.empty_strided(shape, strides, dtype=getattr(torch, problem.dtype), device="meta")
+
+
+def _part(tensor: Tensor, places: Sequence[Sequence[int]]) -> Tensor:
+    """Select indices of each spatial axis. A view if all are ranges, else a copy."""
+    for dim, wanted in enumerate(places, start=2):
+        if isinstance(wanted, range):
+            tensor = tensor.narrow(dim, wanted.start, len(wanted))
+        else:
+            tensor = tensor.index_select(dim, _numbers(wanted).to(tensor.device))
+    return tensor
+
+
+def _numbers(places: Sequence[int]) -> Tensor:
+    import torch
+
+    return torch.tensor(list(places), device="cpu")  # not on torch's default device
+
+
+def _taps(reduction: Reduction, w: Tensor) -> Tensor:
+    """Part of the weight with the taps that are multiplied."""
+    return _part(w, [axis.taps for axis in reduction.axes])
+
+
+def _seen(reduction: Reduction, y: Tensor) -> Tensor:
+    """Part of an output, output gradient or residual that sees pixels."""
+    return _part(y, [axis.outputs for axis in reduction.axes])
+
+
+def _put(whole: Tensor, part: Tensor, places: Sequence[Sequence[int]]) -> Tensor:
+    """Overwrite the given indices of each spatial axis of ``whole`` with ``part``. Returns ``whole``."""
+    if all(isinstance(wanted, range) for wanted in places):
+        _part(whole, places).copy_(part)
+    else:
+        import torch
+
+        grid = torch.meshgrid(*map(_numbers, places), indexing="ij")
+        everything: tuple[Any, ...] = (slice(None), slice(None))
+        whole[everything + tuple(numbers.to(whole.device) for numbers in grid)] = part
+    return whole
+
+
+def _read(reduction: Reduction, x: Tensor) -> Tensor:
+    """Input with the pixels of its gathered axes copied into place; other axes are unchanged."""
+    for dim, axis in enumerate(reduction.axes, start=2):
+        if axis.gathered:
+            pixels = _pixels(axis)
+            x = x.index_select(dim, pixels.clamp(min=0).to(x.device))
+            if (pixels < 0).any():
+                shape = [-1 if other == dim else 1 for other in range(x.dim())]
+                x.masked_fill_((pixels < 0).to(x.device).view(shape), 0)
+    return x
+
+
+def _pixels(axis: AxisReduction) -> Tensor:
+    """Pixel index at each position of a gathered axis; -1 in the zero padding."""
+    whole, last = axis.whole, axis.whole.extent - 1
+    by_tap = _numbers(axis.taps)[:, None] * whole.dilation - whole.before
+    place = (by_tap + _numbers(axis.outputs) * whole.stride).flatten()
+    if whole.mode is PaddingMode.REPLICATE:
+        return place.clamp(0, last)
+    if whole.mode is PaddingMode.CIRCULAR:
+        return place % whole.extent
+    if whole.mode is PaddingMode.REFLECT:
+        folded = place % max(2 * last, 1)
+        return folded.minimum(2 * last - folded)
+    return place.masked_fill((place < 0) | (place > last), -1)
+
+
+def _scattered(gathered: Tensor, dim: int, axis: AxisReduction) -> Tensor:
+    """Transpose of the gather: sums the positions of each pixel in a fixed order, unlike ``index_add`` on a GPU."""
+    pixels = _pixels(axis)
+    order = pixels.argsort(stable=True)
+    pixel, counts = pixels[order].unique_consecutive(return_counts=True)
+    starts = counts.cumsum(0) - counts
+    size = [*gathered.shape]
+    size[dim] = axis.whole.extent
+    result = gathered.new_zeros(size)
+    for count in counts.unique().tolist():  # pixels with equally many positions are summed together
+        chosen = ((counts == count) & (pixel >= 0)).nonzero().flatten()
+        places = order[starts[chosen, None] + _numbers(range(count))].flatten().to(gathered.device)
+        sums = gathered.index_select(dim, places).unflatten(dim, (len(chosen), count)).sum(dim + 1)
+        result.index_copy_(dim, pixel[chosen].to(gathered.device), sums)
+    return result

@@ -6,11 +6,13 @@ problem; backends, tuning entries and weight caches see 2-D problems.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from ..backend import Run
+from ..problem import Problem
 
 HEIGHT = 2
 """Dimension that is inserted."""
@@ -21,17 +23,30 @@ def picture(tensor: Tensor) -> Tensor:
     return tensor.unsqueeze(HEIGHT) if tensor.dim() == HEIGHT + 1 else tensor
 
 
-def on_pictures(run: Run) -> Run:
-    """Wrap the run of a 2-D problem to take 1-D tensors."""
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """A 1-D problem as a 2-D problem."""
 
-    def run_on_pictures(tensors: MutableMapping[str, Tensor]) -> None:
-        given = {name: picture(tensor) for name, tensor in tensors.items()}
-        if "w" in tensors:
-            given["owner"] = tensors["w"]
-        pictures = dict(given)
-        run(pictures)
-        for name, tensor in pictures.items():
-            if tensor is not given[name]:  # the backend returned a result buffer of its own
-                tensors[name] = tensor.squeeze_(HEIGHT)  # in place: autograd forbids writing to a view
+    problem: Problem
 
-    return run_on_pictures
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        return (self.problem.as_2d(),)
+
+    def adapt(self, runs: Mapping[Problem, Run]) -> Run:
+        (run,) = runs.values()
+
+        def run_on_views(tensors: MutableMapping[str, Tensor]) -> None:
+            given = {name: picture(tensor) for name, tensor in tensors.items()}
+            if "w" in tensors:
+                given["owner"] = tensors["w"]
+            views = dict(given)
+            run(views)
+            for name, tensor in views.items():
+                if tensor is not given[name]:  # the backend returned a result buffer of its own
+                    tensors[name] = tensor.squeeze_(HEIGHT)  # in place: autograd forbids writing to a view
+
+        return run_on_views
+
+    def in_words(self) -> str:
+        return "as a 2-D problem of height 1"

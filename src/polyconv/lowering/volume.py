@@ -10,6 +10,7 @@ from typing import Generic, Protocol, TypeVar
 
 from ..numerics.prediction import Way
 from ..problem import Problem, Shape, Strides
+from .base import Lowering
 
 
 class Call2d(Protocol):
@@ -19,12 +20,8 @@ class Call2d(Protocol):
     def problem(self) -> Problem: ...
 
 
-class Parts(Protocol):
+class Parts(Lowering, Protocol):
     """A 3-D problem as 2-D problems."""
-
-    @property
-    def problem(self) -> Problem:
-        """The 3-D problem."""
 
     @property
     def name(self) -> str:
@@ -39,14 +36,11 @@ class Parts(Protocol):
         """2-D problems in execution order."""
 
     @property
-    def beside(self) -> tuple[int, int]:
-        """Extra traffic of PyTorch's copies and additions: (bytes, launches)."""
+    def extra_traffic(self) -> tuple[int, int]:
+        """PyTorch's copies and additions: (bytes, launches)."""
 
     def predicted_error(self, errors: Iterable[float]) -> float:
         """Predicted error, from those of the 2-D problems."""
-
-    def in_words(self) -> str:
-        """Heading of the 2-D plans."""
 
 
 class Plan2d(Protocol):
@@ -111,12 +105,7 @@ class VolumePlan(Generic[P]):
 
 def planned_parts(parts: Parts, plan: Callable[[Problem], P]) -> VolumePlan[P]:
     """Plan the 2-D problems of a 3-D problem."""
-    return VolumePlan(parts, {picture: plan(picture) for picture in pictures_of(parts)})
-
-
-def pictures_of(parts: Parts) -> tuple[Problem, ...]:
-    """Distinct 2-D problems."""
-    return tuple(dict.fromkeys(call.problem for call in parts.calls))
+    return VolumePlan(parts, {picture: plan(picture) for picture in parts.problems})
 
 
 def scattered_bytes(picture: Problem, most: int) -> int:

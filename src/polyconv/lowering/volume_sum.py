@@ -2,21 +2,37 @@
 
 The volume is sliced across one axis. Each tap of that axis maps slices of the input to slices of the output: a 2-D
 convolution on views, with these slices as its batch, that accumulates into the output. Nothing is copied, and taps in
-the padding are skipped. This module is pure planning; :mod:`polyconv.lowering.volume_sum_run` handles the tensors.
+the padding are skipped.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..numerics.prediction import error_of_additions
-from ..problem import AXES, Activation, Pass, Problem, Shape, Strides, channels_last_strides, contiguous_strides
+from ..problem import (
+    AXES,
+    RESULTS,
+    Activation,
+    Pass,
+    Problem,
+    Shape,
+    Strides,
+    channels_last_strides,
+    contiguous_strides,
+)
+from .epilogue import apply_epilogue, begun, summed_per_channel
 from .extreme_geometry import Axis
+
+if TYPE_CHECKING:  # planners import this module, and need no torch
+    from torch import Tensor
+
+    from ..backend import Run
 
 NAME = "sum of slices"
 """Candidate name; the candidates of the 2-D problems are chosen separately."""
@@ -63,6 +79,10 @@ class Cut:
         return self.sheets
 
     @property
+    def problems(self) -> tuple[Problem, ...]:
+        return tuple(dict.fromkeys(sheets.problem for sheets in self.sheets))
+
+    @property
     def activates_apart(self) -> bool:
         """True if the activation follows the sum of several 2-D problems, and so cannot be fused."""
         return self.problem.activation is not Activation.NONE and self.additions > 0
@@ -73,7 +93,7 @@ class Cut:
         return [prod(result_shape(sheets.problem)) for sheets in self.sheets if sheets.adds]
 
     @property
-    def beside(self) -> tuple[int, int]:
+    def extra_traffic(self) -> tuple[int, int]:
         """Extra traffic of adding separate buffers: (bytes, launches)."""
         added = [prod(result_shape(sheets.problem)) for sheets in self.sheets if sheets.apart]
         return 3 * self.problem.element_bytes * sum(added), len(added)
@@ -85,6 +105,37 @@ class Cut:
     def in_words(self) -> str:
         adding = sum(one.adds for one in self.sheets)
         return f"{len(self.sheets)} problems across the {AXES[3][self.axis]}, {adding} of them added to others:"
+
+    def adapt(self, runs: Mapping[Problem, Run]) -> Run:
+        """Run the 2-D problems in order. Separate results share one buffer: each is added before the next."""
+        name = RESULTS[self.problem.kind]
+        steps = [(sheets, runs[sheets.problem], _views(sheets)) for sheets in self.sheets]
+        room = max((prod(result_shape(sheets.problem)) for sheets in self.sheets if sheets.apart), default=0)
+
+        def run_all(tensors: MutableMapping[str, Tensor]) -> None:
+            for gap in self.gaps:
+                _begin(self, gap, name, tensors)
+            apart = tensors[name].new_empty(room)
+            for sheets, run, views in steps:
+                shape, strides, begins = views[name]
+                result = _seen(tensors[name], shape, sheets.result_strides, begins)
+                given = {key: _seen(tensors[key], *view) for key, view in views.items() if key != name}
+                given[name] = apart.as_strided(shape, strides) if sheets.apart else result
+                if sheets.problem.bias:
+                    given["bias"] = tensors["bias"]
+                if sheets.adds and not sheets.apart:
+                    given["residual"] = result
+                run(given)
+                if sheets.apart:
+                    result.add_(given[name])
+                elif given[name] is not result:  # the backend returned a result buffer of its own
+                    result.copy_(given[name])
+            if self.activates_apart:
+                apply_epilogue(tensors[name], None, self.problem.activation)
+            if "db" in tensors:
+                tensors["db"].copy_(summed_per_channel(tensors["y"]))
+
+        return run_all
 
 
 def result_shape(problem: Problem) -> Shape:
@@ -217,3 +268,36 @@ def _ranges(numbers: Sequence[int]) -> Iterator[range]:
         if end == len(numbers) or numbers[end] != numbers[end - 1] + 1:
             yield range(numbers[start], numbers[end - 1] + 1)
             start = end
+
+
+# ---- execution
+
+
+_View = tuple[Shape, Strides, int]
+"""Shape, strides, and offset in the tensor [elements]."""
+
+
+def _views(sheets: Sheets) -> dict[str, _View]:
+    """Views of the 3-D tensors that a 2-D problem uses, by name."""
+    problem = sheets.problem
+    w = (problem.w_shape, problem.w_strides, sheets.w)
+    y = (problem.y_shape, problem.y_strides, sheets.y)
+    views = {
+        "x": (problem.x_shape, problem.x_strides, sheets.x),
+        "dw" if problem.kind is Pass.WGRAD else "w": w,
+        "y": y,
+    }
+    return views | ({"residual": y} if problem.residual and not sheets.adds else {})
+
+
+def _seen(tensor: Tensor, shape: Shape, strides: Strides, begins: int) -> Tensor:
+    return tensor.as_strided(shape, strides, tensor.storage_offset() + begins)
+
+
+def _begin(cut: Cut, gap: range, name: str, tensors: Mapping[str, Tensor]) -> None:
+    """Fill slices of the result with an empty sum: zeros, or in a forward pass bias, residual and activation."""
+    result, residual = tensors[name], tensors.get("residual")
+    dim = 2 + cut.axis
+    added = None if residual is None else residual.narrow(dim, gap.start, len(gap))
+    activation = Activation.NONE if cut.activates_apart else cut.problem.activation
+    begun(result.narrow(dim, gap.start, len(gap)), tensors.get("bias"), added, activation)

@@ -22,8 +22,9 @@ from ..cpu.profiles import Kernel, Record, Spent
 from ..cpu.profiles.profile import Place, place_of
 from ..cpu.weight_cache import TransformedWeights
 from ..problem import IMAGE_CHANNELS, Pass, Problem
-from . import layers, more_layers, workloads
+from . import layers, workloads
 from .batch_limits import with_batch
+from .operands import Operands
 from .timing import interleaved
 from .workloads import Workload
 
@@ -51,7 +52,7 @@ def cases(most: float = MOST_MULTIPLICATIONS, only: Sequence[str] = ()) -> Itera
 def _candidates(most: float, only: Sequence[str]) -> list[Workload]:
     """Layers that are small enough; those without neighbours in the networks first."""
     named = [with_batch(layer, 1) for layer in workloads.find("all")]
-    every = [*named, *more_layers.every(), *layers.sample(layers.every(), None)]
+    every = [*named, *layers.extra(), *layers.sample(layers.every(), None)]
     problems = [(layer, layer.problem(Pass.FPROP)) for layer in every if layers.has_any(layers.described(layer), only)]
     return [layer for layer, one in problems if one.multiplications <= most and prod(one.w_shape) <= MOST_WEIGHTS]
 
@@ -162,19 +163,9 @@ def _trials(problem: Problem, device: CpuDevice) -> Iterator[_Trial]:
 
 def _tensors(problem: Problem) -> dict[str, Tensor]:
     """Random tensors with the problem's strides."""
-    draw = torch.Generator().manual_seed(0)
-
-    def strided(shape: Sequence[int], strides: Sequence[int], scale: float = 1.0) -> Tensor:
-        return torch.empty_strided(tuple(shape), tuple(strides)).normal_(std=scale, generator=draw)
-
-    terms = problem.w_shape[1] * problem.kernel[0] * problem.kernel[1]
-    found = {
-        "x": strided(problem.x_shape, problem.x_strides),
-        "w": strided(problem.w_shape, problem.w_strides, terms**-0.5),
-        "y": strided(problem.y_shape, problem.y_strides),
-    }
-    if problem.bias and problem.kind is Pass.FPROP:
-        found["bias"] = torch.randn(problem.out_channels, generator=draw)
+    found = {"y": torch.empty(problem.y_shape), **Operands.random(problem).named()}
+    for name, strides in (("x", problem.x_strides), ("w", problem.w_strides), ("y", problem.y_strides)):
+        found[name] = torch.empty_strided(found[name].shape, strides).copy_(found[name])
     return found
 
 

@@ -8,23 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from ..autotune import preferences
 from ..autotune.preferences import Decision
 from ..autotune.tuning_file import Entry
 from ..backend import Backend
 from ..cpu.engines import aten
-from ..numerics import reference
-from ..numerics.scale import largest
-from ..problem import PaddingMode, Pass, Problem
+from ..problem import Pass, Problem
 from ..runtime.frozen_weights import mark_frozen
 from ..selection import TRIALS
 from ..util import tf32
-from .accuracy import measure_all, scale
+from .accuracy import measure_all
 from .operands import Operands, ours, pytorch
 from .timing import Timing, Within, cuda_sample, current, interleaved, sample
 
@@ -100,7 +97,7 @@ def decision_of(problem: Problem, operands: Operands, *, inference: bool) -> Dec
 def contest(
     decision: Decision,
     operands: Operands,
-    backend: Backend,
+    backend: Backend[Any],
     timer: Timer,
     *,
     most: int = TRIALS,
@@ -120,7 +117,9 @@ def contest(
     for name in sorted(seconds, key=lambda name: (seconds[name], name.endswith(aten.NAME))):
         with preferences.Forced({decision.key: name}), state(problem, inference=inference):
             mine = ours(problem, _operands(problem, operands, inference=inference))().detach()
-        error, torch_error, rounding = _errors(problem, operands, mine, theirs, rounded)
+        with torch.no_grad():
+            found = measure_all(problem, operands, (mine, theirs, rounded), whole=WHOLE, sample=SAMPLE)
+        error, torch_error, rounding = (one.error for one in found)
         if error <= max(problem.tolerance, AS_PYTORCH * rounding):
             return Outcome(decision, Entry(name, seconds, torch_seconds), error, torch_error)
     raise InexactError(
@@ -130,11 +129,11 @@ def contest(
 
 
 def times_of(
-    decision: Decision, operands: Operands, backend: Backend, timer: Timer, *, most: int = TRIALS
+    decision: Decision, operands: Operands, backend: Backend[Any], timer: Timer, *, most: int = TRIALS
 ) -> dict[str, float]:
     """Time [s] of one call, by candidate, PyTorch included."""
     problem, inference = decision.problem, decision.inference
-    names = backend.trials(problem, inference=inference, most=most)
+    names = backend.plan(problem, inference=inference).trials(most)
     # Each candidate has its own weight, since a weight is prepared for one candidate at a time.
     calls: dict[str, Callable[[], object]] = {
         name: ours(problem, _operands(problem, operands, inference=inference)) for name in names
@@ -166,36 +165,3 @@ def _operands(problem: Problem, operands: Operands, *, inference: bool) -> Opera
     if problem.frozen:
         mark_frozen(w)
     return replace(operands, w=w.requires_grad_(not inference))
-
-
-# ---- the error
-
-
-def _errors(problem: Problem, operands: Operands, *compared: Tensor) -> list[float]:
-    results = {str(place): result for place, result in enumerate(compared)}
-    with torch.no_grad():
-        if problem.padding_mode is PaddingMode.ZEROS or not any(problem.padding):
-            found = {name: a.error for name, a in measure_all(problem, operands, results, **_LIMITS).items()}
-        elif problem.kind is Pass.DGRAD:
-            found = _bordered_gradient(problem, operands, results)
-        else:  # equals an unpadded convolution of the padded input
-            x = reference.pad(problem, operands.x)
-            inner = replace(
-                problem, in_size=(x.shape[2], x.shape[3]), padding=(0, 0, 0, 0), padding_mode=PaddingMode.ZEROS
-            )
-            found = {
-                name: a.error for name, a in measure_all(inner, replace(operands, x=x), results, **_LIMITS).items()
-            }
-    return [found[name] for name in results]
-
-
-_LIMITS = {"whole": WHOLE, "sample": SAMPLE}
-
-
-def _bordered_gradient(problem: Problem, operands: Operands, results: Mapping[str, Tensor]) -> dict[str, float]:
-    """Error of an input gradient with a border, whose gradient folds back to the pixels; for the whole last image."""
-    assert operands.dy is not None
-    one = replace(problem, batch=1)
-    exact = reference.dgrad(one, operands.dy[-1:], operands.w, one.x_shape)
-    unit = scale(problem, operands)[-1:]
-    return {name: largest((result[-1:].double() - exact).abs(), unit) for name, result in results.items()}

@@ -1,33 +1,45 @@
-"""Layers of real networks: every distinct Conv2d of a hundred networks at their own image size, and samples of them.
+"""Layers of real networks, stored as numbers, so that measuring needs nothing but the package; and samples of them.
 
-``layers.json`` stores them as numbers, so measuring needs nothing but the package. It is written by
-``benchmarks/collect_layers.py``, which needs ``polyconv[zoo]``.
+``layers.json`` has every distinct Conv2d of a hundred networks at their own image size. It is written by
+``benchmarks/collect_layers.py``, which needs ``polyconv[zoo]``. ``layers_extra.json`` has layers of networks that do
+not classify images: 1-D, transposed, dilated, asymmetric and long kernels. A profile without these would not cover
+polyconv's main use, and would choose ATen.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib.resources import files
+from typing import Any
 
 from ..problem import IMAGE_CHANNELS, Pass, Problem
-from .workloads import Workload
+from .workloads import Workload, workload
 
 SEED = 0
 
 
 @lru_cache(maxsize=1)
 def every() -> tuple[Workload, ...]:
-    """All layers with batch 1, network by network in call order: ``resnet50/4``."""
-    text = files(__package__).joinpath("layers.json").read_text(encoding="utf-8")
-    networks = {name: layers for name, layers in json.loads(text).items() if name not in ("about", "columns")}
-    return tuple(
-        _read(f"{network}/{number}", layer)
-        for network, layers in networks.items()
-        for number, layer in enumerate(layers, 1)
-    )
+    """The layers of ``layers.json`` with batch 1, network by network in call order: ``resnet50/4``."""
+    found = []
+    for name, (c, h, w, k, *moves, groups, bias, uses) in _numbered(_read("layers.json")):
+        pairs = (moves[i : i + 2] for i in range(0, 8, 2))
+        found.append(_layer(name, c, (h, w), [k, *pairs, groups], bias=bool(bias), uses=uses))
+    return tuple(found)
+
+
+@lru_cache(maxsize=1)
+def extra() -> tuple[Workload, ...]:
+    """The layers of ``layers_extra.json`` with batch 1: ``family/vocoder/4``, ``pixels/unet/2``, ``photographs/1``."""
+    found = []
+    networks = {name: network["layers"] for name, network in _read("layers_extra.json").items()}
+    for name, (channels, size, *numbers, transposed) in _numbered(networks):
+        others = {"output_padding": 0} if transposed else {}
+        found.append(_layer(name, channels, size, numbers, bias=len(size) == 1, **others))
+    return tuple(found)
 
 
 def sample(layers: Iterable[Workload], size: int | None, seed: int = SEED) -> list[Workload]:
@@ -78,19 +90,17 @@ def _map(problem: Problem) -> str:
     return ", up to 8×8" if pixels <= 64 else ", up to 20×20" if pixels <= 400 else ", larger maps"
 
 
-def _read(name: str, numbers: list[int]) -> Workload:
-    c, h, w, k, kernel_h, kernel_w, stride_h, stride_w, high, wide, dilation_h, dilation_w, groups, bias, uses = numbers
-    return Workload(
-        name=name,
-        id=name,
-        suite="layers",
-        input=(1, c, h, w),
-        out_channels=k,
-        kernel=(kernel_h, kernel_w),
-        stride=(stride_h, stride_w),
-        padding=(high, wide),
-        dilation=(dilation_h, dilation_w),
-        groups=groups,
-        bias=bool(bias),
-        uses=uses,
-    )
+def _read(file: str) -> dict[str, Any]:
+    found = json.loads(files(__package__).joinpath(file).read_text(encoding="utf-8"))
+    return {name: value for name, value in found.items() if name not in ("about", "columns")}
+
+
+def _numbered(networks: Mapping[str, Sequence[Sequence[Any]]]) -> Iterator[tuple[str, Sequence[Any]]]:
+    for network, layers in networks.items():
+        yield from ((f"{network}/{number}", layer) for number, layer in enumerate(layers, 1))
+
+
+def _layer(name: str, channels: int, size: Sequence[int], numbers: Sequence[Any], **others: Any) -> Workload:
+    columns = ("out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
+    entry = dict(zip(columns, numbers, strict=True))
+    return workload({"id": name, "input": (1, channels, *size), **entry, **others}, "layers")

@@ -23,10 +23,11 @@ from ..lowering.aten import CONVOLUTIONS, convolution_backward
 from ..lowering.signal import HEIGHT, picture
 from ..lowering.volume_sum import result_shape
 from ..nn import OURS as OF_TORCHS
-from ..problem import RESULTS, Pass, Problem
+from ..problem import RESULTS, Pass, Problem, Shape
 
 OURS, OURS_CHANNELS_LAST = "ours", "ours_channels_last"
 NCHW, CHANNELS_LAST = "torch_nchw", "torch_channels_last"
+CPU = torch.device("cpu")
 
 Call = Callable[[], Tensor]
 """One pass of one candidate: returns the output, the input gradient or the weight gradient."""
@@ -42,20 +43,28 @@ class Operands:
     dy: Tensor | None
 
     @classmethod
-    def random(cls, problem: Problem, seed: int = 0) -> Operands:
-        """Normal inputs and gradients; weights and bias distributed as in ``torch.nn.Conv2d``."""
-        draw = torch.Generator().manual_seed(seed)
+    def random(cls, problem: Problem, seed: int = 0, device: torch.device = CPU) -> Operands:
+        """Normal inputs and gradients; weights and bias distributed as in ``torch.nn.Conv2d``. Drawn on the device."""
+        draw = torch.Generator(device).manual_seed(seed)
         bound = (problem.channels_per_group[0] * prod(problem.kernel)) ** -0.5
+
+        def normal(shape: Shape) -> Tensor:
+            return torch.randn(shape, generator=draw, device=device)
+
+        def uniform(*shape: int) -> Tensor:
+            return torch.empty(shape, device=device).uniform_(-bound, bound, generator=draw)
+
         return cls(
-            x=torch.randn(problem.x_shape, generator=draw),
-            w=torch.empty(problem.w_shape).uniform_(-bound, bound, generator=draw),
-            bias=torch.empty(problem.out_channels).uniform_(-bound, bound, generator=draw) if problem.bias else None,
-            dy=None if problem.kind is Pass.FPROP else torch.randn(problem.y_shape, generator=draw),
+            x=normal(problem.x_shape),
+            w=uniform(*problem.w_shape),
+            bias=uniform(problem.out_channels) if problem.bias else None,
+            dy=None if problem.kind is Pass.FPROP else normal(problem.y_shape),
         )
 
-    def to(self, device: torch.device) -> Operands:
-        moved = [None if tensor is None else tensor.to(device) for tensor in (self.bias, self.dy)]
-        return Operands(self.x.to(device), self.w.to(device), *moved)
+    def named(self) -> dict[str, Tensor]:
+        """The tensors by the names of :class:`~polyconv.backend.Backend`."""
+        every = {"x": self.x, "w": self.w, "bias": self.bias, "y": self.dy}
+        return {name: tensor for name, tensor in every.items() if tensor is not None}
 
     def channels_last(self) -> Operands:
         """Copies in channels_last. All are new tensors: a weight is prepared for one layout at a time."""
@@ -166,14 +175,10 @@ def ours(problem: Problem, operands: Operands, *, fresh_weights: bool = False) -
     )
     x, w, bias, dy = operands.x, operands.w, operands.bias, operands.dy
     if problem.kind is Pass.FPROP:
-        if fresh_weights:
-            return lambda: dispatch.fprop(x, w.clone(), bias, *geometry)
-        return lambda: dispatch.fprop(x, w, bias, *geometry)
+        return lambda: dispatch.fprop(x, w.clone() if fresh_weights else w, bias, *geometry)
     assert dy is not None  # both gradients read it
     if problem.kind is Pass.DGRAD:
-        if fresh_weights:
-            return lambda: dispatch.input_gradient(dy, w.clone(), x, geometry)
-        return lambda: dispatch.input_gradient(dy, w, x, geometry)
+        return lambda: dispatch.input_gradient(dy, w.clone() if fresh_weights else w, x, geometry)
     return lambda: dispatch.weight_gradient(dy, x, w, problem.bias, geometry)[0]
 
 
@@ -194,11 +199,9 @@ def pytorch(problem: Problem, operands: Operands) -> Call:
 
 def _padded(problem: Problem, operands: Operands) -> Call:
     name, like = RESULTS[problem.kind], result_shape(problem)
-    inputs: dict[str, Tensor | None] = {"x": operands.x, "w": operands.w, "bias": operands.bias, "y": operands.dy}
 
     def call() -> Tensor:
-        tensors = {key: tensor for key, tensor in inputs.items() if tensor is not None}
-        tensors[name] = operands.x.new_empty(like)
+        tensors = {**operands.named(), name: operands.x.new_empty(like)}
         aten.run(problem, tensors)
         return tensors[name]
 

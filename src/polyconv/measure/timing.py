@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from math import ceil, inf, nan
 from statistics import median
@@ -62,6 +62,13 @@ def cuda_sample(call: Callable[[], object], times: int) -> float:
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) / 1e3 / times
+
+
+def now(device: torch.device) -> float:
+    """The host's clock [s], after a GPU has finished its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def current(device: torch.device) -> AbstractContextManager[Any]:
@@ -141,12 +148,12 @@ def sgemm_rate(count: int, repeats: int = 10) -> float:
 
 def timings_as_json(timings: Mapping[str, Timing]) -> dict[str, dict[str, float]]:
     return {
-        name: {"best_ms": timing.best * 1e3, "median_ms": timing.median * 1e3, "cpu_ms": timing.cpu * 1e3}
+        name: {f"{what}_ms": seconds * 1e3 for what, seconds in asdict(timing).items()}
         for name, timing in timings.items()
     }
 
 
 def timings_from_json(found: Mapping[str, Mapping[str, float]]) -> dict[str, Timing]:
     return {
-        name: Timing(one["best_ms"] / 1e3, one["median_ms"] / 1e3, one["cpu_ms"] / 1e3) for name, one in found.items()
+        name: Timing(*(one[f"{what}_ms"] / 1e3 for what in ("best", "median", "cpu"))) for name, one in found.items()
     }

@@ -7,7 +7,7 @@ A workload has an id (``kb80``, ``resnet50-2b``) and, if it is one of the three 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache
@@ -104,19 +104,19 @@ def find(names: str) -> list[Workload]:
     known = catalogue()
     found: dict[str, Workload] = {}
     for name in filter(None, (part.strip() for part in names.split(","))):
-        for workload in filter(GROUPS[name][1], known.values()) if name in GROUPS else [_one(name, known)]:
-            found.setdefault(workload.id, workload)
+        for one in filter(GROUPS[name][1], known.values()) if name in GROUPS else [_one(name, known)]:
+            found.setdefault(one.id, one)
     if not found:
         raise WorkloadError(f"no workload was named; there are {_names(known)}")
     return list(found.values())
 
 
 def _one(name: str, known: Mapping[str, Workload]) -> Workload:
-    for workload in known.values():
-        if name.lower() == workload.name.lower():
-            return workload
-        if name.lower() == workload.id.lower():
-            return replace(workload, name=workload.id)
+    for one in known.values():
+        if name.lower() == one.name.lower():
+            return one
+        if name.lower() == one.id.lower():
+            return replace(one, name=one.id)
     close = get_close_matches(name, [*(w.name for w in known.values()), *known, *GROUPS], n=1, cutoff=0.7)
     meant = f"did you mean {close[0]}? There" if close else "there"
     raise WorkloadError(f"no workload is called {name!r}; {meant} are {_names(known)}")
@@ -130,9 +130,9 @@ def _names(known: Mapping[str, Workload]) -> str:
 @lru_cache(maxsize=1)
 def catalogue() -> Mapping[str, Workload]:
     """Every workload by id: headline ones first, then in file order."""
-    every = [_read(entry, suite) for suite, listed in _entries().items() for entry in listed]
+    every = [workload(entry, suite) for suite, listed in _entries().items() for entry in listed]
     every.sort(key=lambda w: w.name if w.name != w.id else "~")
-    return {workload.id: workload for workload in every}
+    return {one.id: one for one in every}
 
 
 def entries() -> dict[str, dict[str, Any]]:
@@ -146,7 +146,8 @@ def _entries() -> dict[str, list[dict[str, Any]]]:
     return {suite: entries for suite, entries in json.loads(text).items() if suite != "about"}
 
 
-def _read(entry: Mapping[str, Any], suite: str) -> Workload:
+def workload(entry: Mapping[str, Any], suite: str) -> Workload:
+    """The workload of an entry: the arguments of a module, of which a single number is for every axis."""
     note = entry.get("note", "")
     headline = "headline" in entry.get("tags", ())
     rank, transposed = len(entry["input"]) - 2, "output_padding" in entry
@@ -165,8 +166,9 @@ def _read(entry: Mapping[str, Any], suite: str) -> Workload:
         transposed=transposed,
         output_padding=_per_axis(entry["output_padding"], rank) if transposed else (),
         note=note,
+        uses=entry.get("uses", 1),
     )
 
 
-def _per_axis(value: int | list[int], rank: int) -> Extents:
+def _per_axis(value: int | Sequence[int], rank: int) -> Extents:
     return (value,) * rank if isinstance(value, int) else tuple(value)

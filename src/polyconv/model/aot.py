@@ -15,7 +15,6 @@ from ..cuda.planner import DEVICES, CudaDevice, KernelSpec, Plan, all_kernels, p
 from ..cuda.planner.device import why_too_old
 from ..cuda.planner.planner import candidates
 from ..cuda.planner.volumes import CudaVolumePlan, plan_volume
-from ..lowering.volume import pictures_of
 from ..problem import Problem
 from ..selection import PlanError, Preference
 
@@ -67,7 +66,7 @@ def _pictures(problem: Problem, device: CudaDevice, workspace: int, measured: It
         return
     plan = plan_volume(problem, device, workspace)
     for way in (*_close(plan), *measured):
-        yield from pictures_of(plan_volume(problem, device, workspace, _measured_choice(way)).parts)
+        yield from plan_volume(problem, device, workspace, _measured_choice(way)).parts.problems
 
 
 def _measured_choice(name: str) -> Preference:

@@ -12,18 +12,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .. import dispatch
-from ..backend import PrepareRequest
+from ..backend import PrepareRequest, backend_name
 from ..dispatch.execute import is_training
 from ..dispatch.operands import described, dgrad_problem, fprop_problem, wgrad_problem
+from ..lowering.lower import lowered
 from ..problem import Problem
 from ..runtime.frozen_weights import frozen_marks
 from .example_run import Loss, differentiable
-from .explain import widened
-from .fake_tensors import mode_of, stand_in
+from .fake_tensors import DispatchRecorder, mode_of, stand_in
 
 
 def dry_run(
@@ -57,7 +56,7 @@ def dry_run(
             if backward:
                 leaves = tree_leaves((twins, args, keywords))
                 _differentiate(output, loss, [t for t in leaves if isinstance(t, Tensor) and t.requires_grad])
-    return {device: list(asked) for device, asked in recorder.asked.items()}
+    return {device: list(asked) for device, asked in recorder.asked.items() if asked}
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
@@ -84,7 +83,7 @@ def _differentiate(output: Any, loss: Loss | None, leaves: Sequence[Tensor]) -> 
     torch.autograd.grad(ends, leaves, [torch.ones_like(end) for end in ends], allow_unused=True)
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(DispatchRecorder):
     """Records each dispatched pass. ``originals``: ``id`` of a fake parameter -> the real one, which may be frozen."""
 
     def __init__(self, originals: Mapping[int, Tensor]) -> None:
@@ -92,27 +91,19 @@ class _Recorder(TorchDispatchMode):
         self.asked: dict[torch.device, dict[PrepareRequest, None]] = {}
         self._originals = originals
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
+    def record(self, func: Any, args: Sequence[Any], result: Any) -> None:
         if func is dispatch.fprop:
             self._note(args[0], result, self._fprop(*args), inference=not is_training())
         elif func is dispatch.dgrad:
             self._note(args[0], result, _dgrad(*args))
         elif func is dispatch.wgrad:
             self._note(args[0], args[1], _wgrad(*args))
-        return result
 
     def _note(self, one: Tensor, other: Tensor, problem: Problem, *, inference: bool = False) -> None:
-        """Record a pass, unless nothing runs: a tensor is empty, or no output depends on a pixel."""
-        if one.numel() == 0 or other.numel() == 0:
-            return
-        if one.device.type == "cuda" and dispatch.is_widened(problem):
-            problem = widened(problem)
-        runs = dispatch.runs_as(problem)
-        if runs is not None:
-            self.asked.setdefault(one.device, {})[PrepareRequest(runs, inference)] = None
+        """Record the problems that a backend runs for a pass; none if a tensor is empty."""
+        if one.numel() and other.numel():
+            asked = self.asked.setdefault(one.device, {})
+            asked |= {PrepareRequest(runs, inference): None for runs in lowered(problem, backend_name(one.device))}
 
     def _fprop(self, x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any) -> Problem:
         settled, residual, activation = dispatch.split_epilogue(*rest)

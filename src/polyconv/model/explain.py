@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import dispatch
 from ..arguments import suggests_channels_last
-from ..backend import backend_for
-from ..functional import Kind
-from ..problem import Pass, Problem, Strides
+from ..autotune import preferences
+from ..backend import Backend, backend_for, backend_name
+from ..dispatch.op import FORWARD, TRANSPOSED, Op
+from ..lowering.lower import lower, lowered
+from ..numerics.known_weights import in_words
+from ..problem import Pass, Problem, Strides, dense_strides
 from ..runtime.frozen_weights import is_frozen
-from .fake_tensors import mode_of, stand_in
+from .fake_tensors import DispatchRecorder, mode_of, stand_in
 
 if TYPE_CHECKING:
     from ..cuda.planner import CudaDevice
@@ -102,8 +104,10 @@ def explain(target: Callable[..., Any], *inputs: Any, device: Device | None = No
 def problems_of(target: Callable[..., Any], *inputs: Any, **kwargs: Any) -> tuple[Problem, ...]:
     """The distinct problems of a call, in all passes. Arguments as for :func:`explain`."""
     calls = _recorded(target, inputs, kwargs)
-    asked = (dispatch.runs_as(problem) for call in calls for problem in call.problems)
-    return tuple(dict.fromkeys(problem for problem in asked if problem is not None))
+    asked = (
+        runs for call in calls for problem in call.problems for runs in lowered(problem, backend_name(call.device))
+    )
+    return tuple(dict.fromkeys(asked))
 
 
 def _recorded(target: Callable[..., Any], inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> list[_Call]:
@@ -187,7 +191,7 @@ class _Call:
     """The weight, if it has values."""
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(DispatchRecorder):
     """Records each dispatched convolution."""
 
     def __init__(self) -> None:
@@ -197,22 +201,19 @@ class _Recorder(TorchDispatchMode):
         self.weights: dict[int, Tensor] = {}
         """``id`` of a fake parameter -> the parameter."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
+    def record(self, func: Any, args: Sequence[Any], result: Any) -> None:
         if func is dispatch.fprop:
             call = _call(self._name(args), *args, y=result)
             self.calls.append(replace(call, weight=self.weights.get(id(args[1]))))
         elif func is dispatch.dgrad:
-            self.calls.append(_transposed_call(self._name(args, transposed=True), *args, y=result))
+            self.calls.append(_transposed_call(self._name(args, TRANSPOSED), *args, y=result))
         elif func is torch.ops.aten.convolution.default:
             note = "PyTorch's own convolution runs: this is not one of polyconv's modules"
-            self.calls.append(_Call(self._name(args, transposed=args[6]), args[0].device, note=note))
-        return result
+            name = self._name(args, TRANSPOSED if args[6] else FORWARD)
+            self.calls.append(_Call(name, args[0].device, note=note))
 
-    def _name(self, args: Sequence[Any], *, transposed: bool = False) -> str:
-        return self.stack[-1] if self.stack else Kind(args[1].dim() - 2, transposed).name
+    def _name(self, args: Sequence[Any], ops: Mapping[int, Op] = FORWARD) -> str:
+        return self.stack[-1] if self.stack else ops[args[1].dim() - 2].name
 
 
 def _call(name: str, x: Tensor, w: Tensor, bias: Tensor | None, *args: Any, y: Tensor) -> _Call:
@@ -278,54 +279,69 @@ def _on_autocast(x: Tensor) -> list[str]:
 
 def _dense(shape: Sequence[int], strides: Sequence[int]) -> Strides:
     """Dense strides in the memory format of the given ones, as the operators allocate them."""
-    return dispatch.dense_strides(shape, suggests_channels_last(shape, strides))
+    return dense_strides(shape, suggests_channels_last(shape, strides))
 
 
 def _explain_call(call: _Call, device: torch.device | CudaDevice) -> ConvExplanation:
-    problems, notes = call.problems, [call.note] if call.note else []
-    on_gpu = not isinstance(device, torch.device) or device.type == "cuda"
-    if on_gpu and any(map(dispatch.is_widened, problems)):
-        why = "no kernel takes these in half precision"
-        notes.append(f"{why}: widened to float32 first, and the result is rounded to {problems[0].dtype} once")
-        problems = tuple(widened(problem) if dispatch.is_widened(problem) else problem for problem in problems)
-    asked = tuple(_ask(problem, device, call.weight if problem.kind is Pass.FPROP else None) for problem in problems)
+    asked = tuple(_ask(each, device, call.weight if each.kind is Pass.FPROP else None) for each in call.problems)
     if call.transposed:
         of = "of the transposed convolution, computed as"
         asked = tuple(replace(one, text=f"{OF_TRANSPOSED[one.problem.kind]} {of}\n{one.text}") for one in asked)
-    return ConvExplanation(call.name, asked, "\n".join(notes))
-
-
-def widened(problem: Problem) -> Problem:
-    """The problem for float32 copies of the tensors: dense, and channels_last where the tensors are."""
-    return replace(
-        problem,
-        dtype="float32",
-        x_strides=_dense(problem.x_shape, problem.x_strides),
-        w_strides=_dense(problem.w_shape, problem.w_strides),
-        y_strides=_dense(problem.y_shape, problem.y_strides),
-    )
+    return ConvExplanation(call.name, asked, call.note)
 
 
 def _ask(problem: Problem, device: torch.device | CudaDevice, w: Tensor | None) -> PassExplanation:
     """The backend's explanation, or why there is none: on a machine without that device, for example."""
-    runs = dispatch.runs_as(problem)
-    if runs is None:
-        return PassExplanation(problem, "", f"{problem}\n  nothing runs: no output sees a pixel of the image")
-    ways = [] if runs.rank == problem.rank else ["as a 2-D problem of height 1"]
-    if runs != problem.as_2d():
-        ways.append("without outputs and taps that see no pixel")
-    instead = f"{problem}\n  is computed, {' and '.join(ways)}, as\n" if ways else ""
+    name = backend_name(device) if isinstance(device, torch.device) else "cuda"
+    runs, steps = problem, []
+    while (lowering := lower(runs, name)) is not None:
+        steps.append(lowering.in_words())
+        if not lowering.problems:
+            return PassExplanation(problem, "", "\n  ".join([str(problem), *steps]))
+        (runs,) = lowering.problems
+    instead = f"{problem}\n  is computed, {' and '.join(steps)}, as\n" if steps else ""
     if w is not None:
         w = w.detach().reshape(problem.as_2d().w_shape) if runs.w_shape == problem.as_2d().w_shape else None
     try:
         if not isinstance(device, torch.device):
             from ..cuda.planner.volumes import planned
-            from ..numerics.known_weights import in_words
 
             plan = planned(runs, device)
             said = "" if w is None else in_words(runs, plan, w, lambda asked: planned(asked, device))
             return PassExplanation(problem, "cuda", instead + plan.explain() + said)
         backend = backend_for(device)
-        return PassExplanation(problem, backend.name, instead + backend.explain(runs, w))
+        return PassExplanation(problem, backend.name, instead + explain_plans(backend, runs, w))
     except (RuntimeError, ImportError, OSError) as error:
         return PassExplanation(problem, "", f"{problem}\n  the backend for {device} is not available here: {error}")
+
+
+def explain_plans(backend: Backend[Any], problem: Problem, w: Tensor | None = None) -> str:
+    """Explain the plan of training and, where they differ, those of inference without and with a frozen weight.
+
+    With ``w``, also the predicted error of a forward pass for that weight.
+    """
+    said = preferences.plan(backend, replace(problem, frozen=False))
+    text: str = said.explain()
+    for words, frozen in _INFERENCE[problem.kind] if backend.caches_weights else ():
+        plan = preferences.plan(backend, replace(problem, frozen=frozen), inference=True)
+        if (plan.choice, plan.keeps_weights, plan.preference) != (said.choice, said.keeps_weights, said.preference):
+            kept = f", {_KEPT[frozen]}" if plan.keeps_weights else ""
+            text += f"\n  {words}{kept}: {plan.name}, {plan.reason}"
+            said = plan
+    if w is not None:
+        text += in_words(problem, said, w, lambda asked: backend.plan(asked, inference=True))
+    return text
+
+
+_INFERENCE = {
+    Pass.FPROP: (("without gradients", False), ("frozen, without gradients", True)),
+    Pass.DGRAD: (("as a transposed convolution without gradients", False),),
+    Pass.WGRAD: (),
+}
+"""Variants of a pass without gradients: description, and whether the weight is frozen."""
+
+_KEPT = {
+    False: "with transformed weights kept and the weight read to see a change",
+    True: "with transformed weights kept",
+}
+"""Description of the weight cache, by whether the weight is frozen."""

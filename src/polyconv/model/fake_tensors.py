@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..runtime.lazy_import import imported
 
@@ -29,3 +30,18 @@ def stand_in(value: Any, mode: FakeTensorMode, like: Tensor | None = None) -> An
     if like is not None and is_shape:
         return torch.empty(tuple(value), dtype=like.dtype, device=like.device)
     return value
+
+
+class DispatchRecorder(TorchDispatchMode):
+    """Base of modes that record the operators of a call."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.record(func, args, result)
+        return result
+
+    def record(self, func: Any, args: Sequence[Any], result: Any) -> None:
+        """Record one operator."""
+        raise NotImplementedError

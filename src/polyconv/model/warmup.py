@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from ..backend import PrepareReport, PrepareRequest, backend_for
-from ..util.console import progress
+from ..autotune import preferences
+from ..backend import Backend, PrepareReport, PrepareRequest, backend_for
+from ..util.console import Progress, progress
 from .dry_run import dry_run
 from .example_run import Loss, refuse_lazy
 
@@ -65,7 +67,15 @@ def warmup(
     refuse_lazy(model, "warm it up")
     asked = _asked(model, inputs, kwargs, backward=model.training if backward is None else backward, loss=loss)
     with progress(quiet=quiet) as shown:
-        return Warmup({str(device): backend_for(device).prepare_all(ones, shown) for device, ones in asked.items()})
+        return Warmup({str(device): _prepared(backend_for(device), ones, shown) for device, ones in asked.items()})
+
+
+def _prepared(backend: Backend[Any], asked: Sequence[PrepareRequest], shown: Progress) -> PrepareReport:
+    began = time.perf_counter()
+    plans = [preferences.plan(backend, problem, inference=inference) for problem, inference in asked]
+    planned = time.perf_counter() - began
+    report = backend.prepare_all(plans, shown)
+    return replace(report, problems=len({problem for problem, _ in asked}), planning=report.planning + planned)
 
 
 _NEEDS_DATA = (DataDependentOutputException, DynamicOutputShapeException)

@@ -571,20 +571,3 @@ def error_bound(
         return inf
     largest = count * found.absolute * magnitudes.x_max * magnitudes.w_max
     return roundings / (1 - roundings) * largest / scale
-
-
-def allowed(
-    scheme: Scheme2d | None,
-    reduction: int,
-    tolerance: float,
-    *,
-    form: Form = "forward",
-    blocks: tuple[int, ...] = (),
-    outputs: float = OUTPUTS,
-    magnitudes: Magnitudes = TYPICAL,
-) -> bool:
-    """True if a scheme's predicted error is within ``tolerance``. Direct summation is always allowed."""
-    if scheme is None:
-        return True
-    found = predicted_error(scheme, reduction, form=form, blocks=blocks, outputs=outputs, magnitudes=magnitudes)
-    return found <= tolerance

@@ -34,11 +34,14 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def print_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 0) -> None:
+def print_table(
+    title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 0, grouped: bool = False
+) -> None:
     """Print rows of text under headers: the first ``left`` columns flush left, the rest (numbers) flush right.
 
-    An empty row separates two groups. In a narrow window the widest column is folded; if that is not enough, plain text
-    is printed for the window to wrap, as folded numbers would be unreadable.
+    An empty row separates two groups; with ``grouped``, rows with other first cells are separated. In a narrow window
+    the widest column is folded; if that is not enough, plain text is printed for the window to wrap, as folded numbers
+    would be unreadable.
     """
     console, table = rich("console"), rich("table")
     if console is None or table is None:
@@ -59,11 +62,11 @@ def print_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]
             overflow="fold",
             min_width=None if place == folded else widths[place],
         )
-    for row in rows:
+    for place, row in enumerate(rows):
+        if not row or (grouped and place and row[0] != rows[place - 1][0]):
+            drawn.add_section()
         if row:
             drawn.add_row(*row)
-        else:
-            drawn.add_section()
     if title:
         screen.print(title, soft_wrap=True)  # not Table(title=...), which is cut to the table's width
     screen.print(drawn)

@@ -1,7 +1,8 @@
-"""Name and model of the processor."""
+"""Name, model and cores of the processor."""
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from pathlib import Path
 
@@ -27,3 +28,8 @@ def processor_model(cpuinfo: Path = _CPUINFO) -> str:
     """Vendor, family and model: ``GenuineIntel 6 85``. Cloud machines report many names for one model, or none."""
     found = _cpuinfo(cpuinfo)
     return " ".join(found.get(name, "?") for name in ("vendor_id", "cpu family", "model"))
+
+
+def usable_cores() -> int:
+    """Cores that this process may use; all of them where the system does not tell, as macOS and Windows."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -21,8 +21,8 @@ from polyconv.cpu import native
 from polyconv.dispatch.prepare import Ran, observed
 from polyconv.numerics import reference
 from polyconv.problem import Pass
-from polyconv.tools.audit import Row, auditor, exact
-from polyconv.tools.audit.figures import Yardstick
+from polyconv.tools.audit import Row, auditor
+from polyconv.tools.audit.figures import Yardstick, slabs
 from polyconv.util import console
 from virtual_gpu import run_in_virtual_gpu
 from virtual_gpu.gpu import VirtualGpu
@@ -58,15 +58,15 @@ def all_passes(case: Case) -> list[Ran]:
     return passes
 
 
-@pytest.mark.parametrize("products", [1, exact.PRODUCTS], ids=["a row at a time", "whole images"])
+@pytest.mark.parametrize("products", [1, reference.PRODUCTS], ids=["a row at a time", "whole images"])
 @pytest.mark.parametrize("name", CASES)
 def test_slabs_are_the_reference(name: str, products: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every output element in float64, and the same pass of the squares for its neighbourhood."""
-    monkeypatch.setattr(exact, "PRODUCTS", products)
+    monkeypatch.setattr(reference, "PRODUCTS", products)
     for ran in all_passes(CASES[name]):
         expected = _reference(ran, 1), _reference(ran, 2)
         seen = {name: torch.zeros_like(value) for name, value in expected[0].items()}
-        for slab in exact.slabs(ran.problem, ran.tensors):
+        for slab in slabs(ran.problem, ran.tensors):
             value, squares = (one[slab.output][slab.place] for one in expected)
             torch.testing.assert_close(slab.exact, value, rtol=1e-10, atol=1e-10)
             torch.testing.assert_close(slab.own.square(), squares, rtol=1e-10, atol=1e-10)
@@ -301,6 +301,12 @@ def test_gradients_of_branches_are_told_apart_by_the_weight_that_they_read(monke
         polyconv.audit(model, torch.randn(1, 4, 24, 24, requires_grad=True))
     assert len(told) == 10
     assert all(name == owner for name, owner in told)
+
+
+def test_threads_of_autograd_change_the_tables_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = auditor._Inspector._name
+    monkeypatch.setattr(auditor._Inspector, "_name", lambda self, p: name(self, p) if self._lock.locked() else "racy")
+    assert {row.layer for row in polyconv.audit(fast(), torch.randn(IMAGE), backward=True).rows} == {""}
 
 
 def test_recomputed_layers_keep_their_names() -> None:

@@ -21,7 +21,7 @@ from polyconv.tools.bench import ab_compare, ab_suites, charts, journal, model_z
 from polyconv.tools.bench.ab_compare import AGAIN, OURS, TORCH, Duel, Memory
 from polyconv.tools.bench.cases import Case, Cases, Layout, Mode
 from polyconv.tools.bench.model_zoo import Network
-from polyconv.tools.bench.results import losses, summaries
+from polyconv.tools.bench.results import losses
 
 CASES = list(Cases(batches=(1, 2)))
 
@@ -207,14 +207,14 @@ def test_ratios_are_pytorchs_time_over_ours() -> None:
     assert (one.noise, one.noise_cpu) == (0.8, 1.25)
 
 
-def test_summaries_have_the_noise_beside_them() -> None:
+def test_summaries_have_the_noise_beside_them(capsys: pytest.CaptureFixture[str]) -> None:
     last = replace(CASES[0], layout=Layout.CHANNELS_LAST)
-    first, second = summaries([duel("a", 0.25), duel("b", 1.0), duel("c", 1.0, last)])
-    assert (first.layout, first.duels, first.slower) == (Layout.NCHW, 2, 1)
-    assert first.wall.mean == pytest.approx(2.0)
-    assert (first.wall.lowest, first.wall.highest) == (1.0, 4.0)
-    assert first.noise_wall.mean == pytest.approx(0.8)
-    assert (second.layout, second.slower) == (Layout.CHANNELS_LAST, 1)
+    tables._print_summaries([duel("a", 0.25), duel("b", 1.0), duel("c", 1.0, last)], "networks")
+    lines = [" ".join(line.replace("│", " ").split()) for line in capsys.readouterr().out.splitlines()]
+    first, itself, second, _ = (line for line in lines if "inference" in line)
+    assert first == "inference nchw 1 polyconv 2 2.00 (1.00 to 4.00) 1.00 (0.50 to 2.00) 1"
+    assert itself == "inference nchw 1 torch itself (A/A) 2 0.80 (0.80 to 0.80) 1.25 (1.25 to 1.25)"
+    assert second == "inference channels_last 1 polyconv 1 1.00 (1.00 to 1.00) 0.50 (0.50 to 0.50) 1"
 
 
 def test_losses_are_counted_for_all_that_a_layer_stands_for() -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -18,22 +17,29 @@ from commands import polyconv as command
 from polyconv import cli, settings
 from polyconv.autotune import tuning_file
 from polyconv.backend import Run, backend_for, override
-from polyconv.cli import doctor
 from polyconv.cpu import native
 from polyconv.cpu.backend import CpuBackend
+from polyconv.cpu.planner import CpuPlan
 from polyconv.cuda import CompileError
 from polyconv.cuda.planner.planner import FAMILIES, family_name
-from polyconv.measure.workloads import Workload, find
-from polyconv.problem import Pass, Problem
-from polyconv.tools.doctor import environment, kernel_coverage
-from polyconv.tools.doctor.environment import Finding, State
-from polyconv.tools.doctor.quick import correctness, speed
-from polyconv.tools.doctor.summary import Report
-from polyconv.util.console import Progress
+from polyconv.measure import workloads
+from polyconv.problem import Pass
+from polyconv.tools.doctor import environment, runner
+from polyconv.tools.doctor.check import Check, Result, Verdict
+from polyconv.tools.doctor.checks import CHECKS, SELECTIONS
+from polyconv.tools.doctor.device_under_test import DeviceUnderTest, GpuUnderTest
+from polyconv.tools.doctor.environment import Finding
+from polyconv.tools.doctor.journal import Journal
+from polyconv.tools.doctor.runner import Runner
+from polyconv.tools.doctor.session import about
+from polyconv.tools.doctor.summary import summary
+from polyconv.tools.doctor.worker import run_part
 from virtual_gpu import run_in_virtual_gpu
+from virtual_gpu.doctor import VirtualGpuUnderTest
 from virtual_gpu.gpu import VirtualGpu
 
-CPU = torch.device("cpu")
+CPU = DeviceUnderTest(quick=True)
+PASSES, WORKLOADS = (CHECKS[name] for name in SELECTIONS["self-test"])
 
 
 def named(found: list[Finding], name: str) -> Finding:
@@ -47,7 +53,7 @@ def named(found: list[Finding], name: str) -> Finding:
 def test_a_machine_without_a_gpu_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "has_driver", lambda: False)
     found = environment.findings()
-    assert all(finding.state is not State.PROBLEM for finding in found), found
+    assert all(finding.state is not Verdict.PROBLEM for finding in found), found
     assert named(found, "GPU").text.startswith("none")
     assert torch.__version__ in named(found, "PyTorch").text
     assert "cuda tensors" not in {finding.name for finding in found}
@@ -56,7 +62,7 @@ def test_a_machine_without_a_gpu_is_fine(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_without_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "why_absent", lambda: "this installation has no native CPU kernels")
     found = environment.findings()
-    assert named(found, "CPU").state is State.WARNING
+    assert named(found, "CPU").state is Verdict.WARNING
     assert named(found, "cpu tensors").text == "PyTorch's convolution"
 
 
@@ -68,26 +74,26 @@ def test_settings_and_where_they_come_from(monkeypatch: pytest.MonkeyPatch) -> N
     assert "POLYCONV_TOLERANCE=1e-3 (environment)" in [finding.text for finding in found]
     assert "WORKSPACE_BYTES=67108864" in named(found, "settings").text
     assert found[-1].advice == "did you mean POLYCONV_TOLERANCE?"
-    assert found[-1].state is State.WARNING
+    assert found[-1].state is Verdict.WARNING
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with settings.use(cache_dir=tmp_path / "file" / "cache"):
         found = named(environment.findings(), "cache")
-    assert found.state is State.WARNING
+    assert found.state is Verdict.WARNING
     assert "POLYCONV_CACHE_DIR" in found.advice
 
 
 def test_a_bundle_that_is_none(tmp_path: Path) -> None:
     with settings.use(kernels=tmp_path):
         found = named(environment.findings(), "bundle")
-    assert found.state is State.PROBLEM
+    assert found.state is Verdict.PROBLEM
     assert "no manifest.json" in found.text
 
 
 def test_tuning_files(tmp_path: Path) -> None:
-    here = backend_for(CPU).environment()
+    here = backend_for(CPU.device).environment()
     entry = tuning_file.Entry("direct", {"direct": 1.0}, 1.0)
     good, bad = tmp_path / "good.json", tmp_path / "bad.json"
     tuning_file.update(good, tuning_file.Tuning.of(here, {"a": entry, "b": entry}))
@@ -96,7 +102,7 @@ def test_tuning_files(tmp_path: Path) -> None:
     with settings.use(tuning_file=(good, bad, tmp_path / "absent.json"), cache_dir=tmp_path):
         found = [one for one in environment.findings() if one.name == "tuning"]
     assert found[0].text == f"{good}: 3 choices, 2 of them measured on this machine"
-    assert [one.state for one in found] == [State.OK, State.WARNING, State.WARNING]
+    assert [one.state for one in found] == [Verdict.OK, Verdict.WARNING, Verdict.WARNING]
     assert "is not a tuning file" in found[1].text
     assert "does not exist" in found[2].text
 
@@ -114,17 +120,17 @@ def test_with_a_gpu() -> None:
     found = run_in_virtual_gpu(environment.findings)
     assert "V100" in named(found, "GPU 0").text
     assert "sm_70" in named(found, "GPU 0").text
-    assert named(found, "PyTorch on GPU").state is State.WARNING
-    assert named(found, "driver").state is State.OK
-    assert named(found, "compiler").state is State.OK
+    assert named(found, "PyTorch on GPU").state is Verdict.WARNING
+    assert named(found, "driver").state is Verdict.OK
+    assert named(found, "compiler").state is Verdict.OK
 
 
 @pytest.mark.parametrize("jit", ["on", "off"])
 def test_a_gpu_without_a_compiler(jit: str) -> None:
     found = run_in_virtual_gpu(_without_compiler, environment={"POLYCONV_JIT": jit})
-    assert named(found, "compiler").state is (State.PROBLEM if jit == "on" else State.OK)
+    assert named(found, "compiler").state is (Verdict.PROBLEM if jit == "on" else Verdict.OK)
     assert ("polyconv[cu12]" in named(found, "compiler").advice) == (jit == "on")
-    assert named(found, "cuda tensors").state is (State.PROBLEM if jit == "on" else State.OK)
+    assert named(found, "cuda tensors").state is (Verdict.PROBLEM if jit == "on" else Verdict.OK)
 
 
 def _without_compiler() -> list[Finding]:
@@ -145,10 +151,10 @@ def _without_compiler() -> list[Finding]:
 
 def test_every_family_and_pass_is_tried_on_a_gpu() -> None:
     """On the virtual V100, from plan to machine code, all results are correct."""
-    report = run_in_virtual_gpu(_gpu_self_test, timeout=600)
-    assert "V100" in report.device
-    assert [str(failure) for failure in report.failures] == []
-    tried = {(outcome.family, outcome.case.rpartition(", ")[2]) for outcome in report.outcomes}
+    found = run_in_virtual_gpu(_every_pass, timeout=600)
+    assert {part: result.words for part, result in found.items() if result.verdict is not Verdict.OK} == {}
+    assert found.pop("compiling").figures["kernels"] > 50
+    tried = {(result.row, part.partition(":")[0].rpartition(", ")[2]) for part, result in found.items()}
     both, gradient = {"fprop", "dgrad"}, {"wgrad"}
     passes = {
         "implicit_gemm/fprop_dgrad": both,
@@ -168,39 +174,30 @@ def test_every_family_and_pass_is_tried_on_a_gpu() -> None:
     assert tried == {(family, kind) for family, kinds in passes.items() for kind in kinds}
 
 
-def _gpu_self_test() -> Report:
-    """The command's own self-test, with the GPU computing on the memory of CPU tensors."""
-    (gpu,), report = environment.gpus(), Report()
-    with VirtualGpu() as virtual:
-        trials = list(correctness.cuda_trials(gpu.description, lambda planner: virtual.backend(planner=planner)))
-        with patch.object(doctor, "gpu_subject", lambda _: (CPU, trials)):
-            doctor.self_test(report, gpu, Progress(), timing=False)
-    return report
+def _every_pass() -> dict[str, Result]:
+    with VirtualGpu() as gpu:
+        return {name: run_part(part) for name, part in PASSES.parts(VirtualGpuUnderTest(gpu)).items()}
 
 
-def test_a_gpu_that_does_not_work_is_an_answer() -> None:
-    """PyTorch's CPU build as one that cannot reach the GPU: every trial fails with a reason, none escapes."""
-    device, trials, outcome, contest = run_in_virtual_gpu(_unreachable_gpu)
-    assert device == torch.device("cuda", 0)
-    assert trials > 50
-    assert "CUDA" in outcome.failure
-    assert not outcome.ok
-    assert "CUDA" in contest.failure
-    assert not contest.ok
+def test_a_gpu_that_does_not_work_is_a_result() -> None:
+    """PyTorch's CPU build as one that cannot reach the GPU: every part fails with a reason, none escapes."""
+    parts, results = run_in_virtual_gpu(_unreachable_gpu)
+    assert parts > 50
+    for result in results:
+        assert result.verdict is Verdict.PROBLEM
+        assert "CUDA" in result.words
 
 
-def _unreachable_gpu() -> tuple[torch.device, int, correctness.Outcome, speed.Contest]:
-    device, trials = doctor.gpu_subject(environment.gpus()[0])
-    outcome = correctness.attempt(trials[0], device)
-    return device, len(trials), outcome, next(speed.contests(find("W1"), device))
+def _unreachable_gpu() -> tuple[int, list[Result]]:
+    passes, timings = (list(check.parts(GpuUnderTest()).values()) for check in (PASSES, WORKLOADS))
+    return len(passes), [run_part(passes[1]), run_part(timings[0])]
 
 
 def test_every_engine_of_the_cpu_is_tried() -> None:
-    trials = list(correctness.cpu_trials())
-    outcomes = correctness.run(trials, CPU, lambda what: None)
-    assert [str(outcome) for outcome in outcomes if not outcome.ok] == []
+    found = [run_part(part) for part in PASSES.parts(CPU).values()]
+    assert [result for result in found if result.verdict is not Verdict.OK] == []
     if native.is_available():
-        assert {trial.family for trial in trials} >= {"tile lanes", "channel lanes", "depthwise", "plain"}
+        assert {result.row for result in found} >= {"tile lanes", "channel lanes", "depthwise", "plain"}
 
 
 class Broken(CpuBackend):
@@ -210,9 +207,9 @@ class Broken(CpuBackend):
         super().__init__()
         self.fault = fault
 
-    def prepare(self, problem: Problem, *, inference: bool = False) -> Run:
-        right = super().prepare(problem, inference=inference)
-        output = {Pass.FPROP: "y", Pass.DGRAD: "x", Pass.WGRAD: "dw"}[problem.kind]
+    def prepare(self, plan: CpuPlan, *, trial: bool = False) -> Run:
+        right = super().prepare(plan, trial=trial)
+        output = {Pass.FPROP: "y", Pass.DGRAD: "x", Pass.WGRAD: "dw"}[plan.problem.kind]
 
         def wrong(tensors: MutableMapping[str, Tensor]) -> None:
             if self.fault == "raises":
@@ -233,65 +230,58 @@ class Broken(CpuBackend):
     ("fault", "words"),
     [
         ("raises", "RuntimeError: no kernel image is available"),
-        ("nothing is written", "error inf"),
+        ("nothing is written", "are NaN: not written"),
         ("one element", "error "),
         ("input", "the run changed its input"),
     ],
 )
 def test_the_self_test_notices(kind: Pass, fault: str, words: str) -> None:
-    problem = kernel_coverage.CASES["3x3"].problem(kind)
-    trial = correctness.Trial("3x3", problem, "broken", "a plan", lambda: Broken(fault))
-    outcome = correctness.attempt(trial, CPU)
-    assert not outcome.ok
-    assert words in str(outcome)
-    json.dumps(outcome.as_json(), allow_nan=False)
-    assert correctness.attempt(replace(trial, backend=CpuBackend), CPU).ok
+    part = PASSES.parts(CPU)[f"3x3, {kind}"]
+    with override("cpu", Broken(fault)):
+        result = run_part(part)
+    assert result.verdict is Verdict.PROBLEM
+    assert words in result.words
+    assert run_part(part).verdict is Verdict.OK
 
 
 # ---- speed, with a fake clock
 
 
-def small() -> list[Workload]:
-    return [replace(workload, input=(2, workload.input[1], 24, 40)) for workload in find("headline")]
-
-
-def clock(seconds: dict[int, float]) -> Callable[[Callable[[], object], int], float]:
-    """Each callable takes its own time, in order."""
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small workloads. A call takes 2 ms if it is polyconv's, which come first, and 5 ms if it is PyTorch's."""
+    small = [replace(workload, input=(2, workload.input[1], 24, 40)) for workload in workloads.find("headline")]
     seen: list[object] = []
 
     def timer(call: Callable[[], object], times: int) -> float:
         call()
         if call not in seen:
             seen.append(call)
-        return seconds[seen.index(call) % len(seconds)]
+        return (2e-3, 5e-3)[seen.index(call) % 2]
 
-    return timer
-
-
-def test_contests() -> None:
-    found = list(speed.contests(small(), CPU, timer=clock({0: 2e-3, 1: 5e-3})))
-    assert [(c.workload, c.kind) for c in found] == [(f"W{n}", str(kind)) for n in (1, 2, 3) for kind in Pass]
-    for contest in found:
-        assert (contest.ours_ms, contest.torch_ms, contest.ratio) == (2.0, 5.0, 2.5)
-        assert contest.ok
-        assert (contest.batch, contest.whole_batch) == (2, 2)
+    monkeypatch.setattr(DeviceUnderTest, "timer", staticmethod(timer))
+    monkeypatch.setattr(workloads, "find", lambda _: small)
 
 
-def test_a_batch_that_does_not_fit_is_cut() -> None:
-    (workload,) = find("W2")
-    assert speed._batch(workload, 16 * 2**30, None) == 10
-    assert speed._batch(workload, 80 * 2**30, None) == 16
-    assert speed._batch(workload, 2**20, None) == 1
-    assert speed._batch(workload, 80 * 2**30, 1) == 1
+@pytest.mark.usefixtures("timed")
+def test_workloads_next_to_pytorch() -> None:
+    found = {name: run_part(part) for name, part in WORKLOADS.parts(CPU).items()}
+    assert list(found) == [f"W{n}, {kind}" for n in (1, 2, 3) for kind in Pass]
+    for name, result in found.items():
+        figures = result.figures
+        assert (figures["ours_ms"], figures["torch_ms"], figures["ratio"]) == (2.0, 5.0, 2.5)
+        assert (figures["batch"], figures["whole_batch"]) == (1, 2)
+        assert result.words == "2.50 x PyTorch (float32): 2 ms, PyTorch 5 ms, 1 of 2 images"
+        assert (result.verdict, result.row) == (Verdict.OK, name)
 
 
-def test_a_wrong_or_failing_result_is_noticed_in_a_contest() -> None:
-    for fault, words in (("one element", "deviation"), ("raises", "no kernel image")):
+@pytest.mark.usefixtures("timed")
+def test_a_wrong_or_failing_result_of_a_workload_is_noticed() -> None:
+    for fault, words in (("one element", "deviates from PyTorch's result by"), ("raises", "no kernel image")):
         with override("cpu", Broken(fault)):
-            found = list(speed.contests(small()[1:2], CPU, timer=clock({0: 1e-3})))
-        wgrad = found[-1]
-        assert not wgrad.ok
-        assert words in str(wgrad)
+            result = run_part(WORKLOADS.parts(CPU)["W2, wgrad"])
+        assert result.verdict is Verdict.PROBLEM
+        assert words in result.words
 
 
 # ---- the report and the command
@@ -299,60 +289,64 @@ def test_a_wrong_or_failing_result_is_noticed_in_a_contest() -> None:
 
 def test_what_is_in_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/somebody")
-    outcome = correctness.Outcome("3x3", "direct", "a plan", 1e-6, 1e-4)
-    report = Report([Finding("cache", State.OK, "/home/somebody/.cache/polyconv, 3 kernels")], "cpu", [outcome])
-    assert report.ok
-    report.write(tmp_path / "report.json")
-    text = (tmp_path / "report.json").read_text()
+    finding = Finding("cache", Verdict.OK, "/home/somebody/.cache/polyconv, 3 kernels")
+    journal = Journal(tmp_path / "report.json", about(CPU, "self-test"), [finding])
+    journal.add(Result("every pass", "3x3", Verdict.OK, figures={"error": 1e-6}))
+    assert journal.ok
+    text = journal.path.read_text()
     assert "somebody" not in text
     assert os.uname().nodename not in text
     found = json.loads(text)
     assert found["findings"][0]["text"] == "~/.cache/polyconv, 3 kernels"
     assert found["self_test"]["correctness"][0]["ok"]
-    report.outcomes = [outcome, replace(outcome, error=1.0)]
-    assert not report.ok
-    assert [str(failure) for failure in report.failures] == ["3x3, direct (a plan): error 1.0e+00, allowed 1e-04"]
-    assert not Report([Finding("GPU", State.PROBLEM, "broken")]).ok
-    assert Report([Finding("GPU", State.WARNING, "slow")]).ok
+    journal.add(Result("every pass", "5x9", Verdict.PROBLEM, "error 1.0e+00, allowed 1e-04"))
+    assert not journal.ok
+    assert "  every pass, 5x9: error 1.0e+00, allowed 1e-04" in summary(journal, "report.txt").splitlines()
+    assert not replace(journal, results=[], findings=[Finding("GPU", Verdict.PROBLEM, "broken")]).ok
+    assert replace(journal, results=[], findings=[Finding("GPU", Verdict.WARNING, "slow")]).ok
+
+
+class InThisProcess(Runner):
+    """Runs three parts of each check without a worker, so that a test can replace what they call."""
+
+    def run(self, check: Check, done: Sequence[Result] = ()) -> Iterator[Result]:
+        for name, part in list(check.parts(CPU).items())[:3]:
+            yield replace(run_part(part), check=check.name, part=name)
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A self-test of three trials and one contest."""
-    trials = [trial for trial in correctness.cpu_trials() if trial.case.startswith("3x3, depthwise")][:3]
-    contests = list(speed.contests(small()[:1], CPU, timer=clock({0: 2e-3, 1: 5e-3})))
-    monkeypatch.setattr(correctness, "cpu_trials", lambda: trials)
-    monkeypatch.setattr(speed, "contests", lambda *_, **__: iter(contests))
-
-
-@pytest.mark.usefixtures("quick")
-def test_the_command_tests_the_cpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def command_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timed: None) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "Runner", InThisProcess)
+    return tmp_path
+
+
+def test_the_command_tests_the_cpu(command_in: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor", "--self-test"]) == 0
     printed = capsys.readouterr()
-    assert "Kernels on cpu, against float64" in printed.out
-    assert "2.50" in printed.out
+    assert "every pass                      3 of 3  largest error" in printed.out
+    assert "2.50 x PyTorch" in printed.out
     assert "no user or host name" in printed.err
-    found: dict[str, Any] = json.loads((tmp_path / "polyconv-report.json").read_text())
+    found: dict[str, Any] = json.loads((command_in / "polyconv-report.json").read_text())
     assert len(found["self_test"]["correctness"]) == 3
     assert [one["pass"] for one in found["self_test"]["speed"]] == ["fprop", "dgrad", "wgrad"]
     assert cli.main(["doctor", "--self-test", "--json", "-o", "mine.json"]) == 0
-    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "mine.json").read_text())
+    assert json.loads(capsys.readouterr().out) == json.loads((command_in / "mine.json").read_text())
+    assert cli.main(["doctor", "--self-test", "--no-timing", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["complete"] == ["every pass"]
 
 
-@pytest.mark.usefixtures("quick")
-def test_something_broken_is_exit_status_1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    trials = correctness.cpu_trials()
-    monkeypatch.setattr(
-        correctness, "cpu_trials", lambda: [replace(trial, backend=lambda: Broken("raises")) for trial in trials]
-    )
-    assert cli.main(["doctor", "--self-test"]) == 1
-    assert "PROBLEM 3x3, depthwise, fprop" in capsys.readouterr().out
+@pytest.mark.usefixtures("command_in")
+def test_something_broken_is_exit_status_1(capsys: pytest.CaptureFixture[str]) -> None:
+    with override("cpu", Broken("raises")):
+        assert cli.main(["doctor", "--self-test"]) == 1
+    assert "PROBLEM  every pass                      0 of 3  3x3, fprop: RuntimeError" in capsys.readouterr().out
+
+
+def test_the_self_test_runs_in_a_worker() -> None:
+    *_, before, last = PASSES.parts(CPU)
+    (result,) = Runner("cpu", quick=True).run(PASSES, [Result("every pass", before, Verdict.OK)])
+    assert (result.part, result.verdict) == (last, Verdict.OK)
 
 
 def test_in_a_process_of_its_own(tmp_path: Path) -> None:

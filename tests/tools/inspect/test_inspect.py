@@ -20,7 +20,7 @@ from polyconv.cuda.planner.implicit_gemm.fprop_dgrad import PACK
 from polyconv.measure.workloads import find
 from polyconv.problem import Problem
 from polyconv.tools.inspect import emulated_cost, rows
-from polyconv.tools.inspect.emulated_cost import count, count_plan, sample
+from polyconv.tools.inspect.emulated_cost import count, count_plan, main_kernel, sample
 from polyconv.util import console
 
 V100 = DEVICES["v100"]
@@ -223,13 +223,12 @@ def test_blocks_behind_the_others_have_a_sample_of_their_own() -> None:
 def test_a_sample_counts_what_the_whole_launch_does(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_cuda(problem, V100)
     cubins = {spec: KernelCache().get(spec, "sm_70") for spec in plan.kernels}
-    main = rows.main_kernel(plan)
-    place = plan.kernels.index(main)
-    whole = count_plan(gpu_emulator, plan, cubins, main)[place]
+    place = plan.kernels.index(main_kernel(plan, V100))
+    whole = count_plan(gpu_emulator, plan, cubins, V100)[place]
     monkeypatch.setattr(emulated_cost, "WHOLE", 0)
     blocks = math.prod(plan.launches[place].grid)
     monkeypatch.setattr(emulated_cost, "MOST_BLOCKS", blocks // 2)
-    part = count_plan(gpu_emulator, plan, cubins, main)[place]
+    part = count_plan(gpu_emulator, plan, cubins, V100)[place]
     assert whole.blocks_run == blocks
     assert part.blocks_run < blocks
     assert part.issued == pytest.approx(whole.issued, rel=0.03)
@@ -242,7 +241,14 @@ def test_a_fault_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     cubins = {spec: KernelCache().get(spec, "sm_70") for spec in plan.kernels}
     monkeypatch.setattr(emulated_cost, "buffer_bytes", lambda plan: {"x": 64, "w": 64, "y": 64, "workspace": 64})
     with pytest.raises(emulated_cost.CountingError, match="implicit_gemm_pack_weights could not be counted"):
-        count_plan(gpu_emulator, plan, cubins, rows.main_kernel(plan))
+        count_plan(gpu_emulator, plan, cubins, V100)
+
+
+def test_the_main_kernel_is_the_one_that_takes_longest_on_that_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_cuda(Problem.make("fprop", (1, 8, 16, 16), (8, 8, 3, 3)), V100)
+    first, *_, last = plan.kernels
+    monkeypatch.setattr(emulated_cost, "bound_us", lambda launch, gpu: float((launch.kernel is first) == (gpu is V100)))
+    assert [main_kernel(plan, gpu) for gpu in (V100, DEVICES["a100"])] == [first, last]
 
 
 def test_weights_are_applied() -> None:

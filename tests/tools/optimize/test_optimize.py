@@ -18,11 +18,13 @@ from polyconv import settings
 from polyconv.autotune import preferences, tuning_file
 from polyconv.backend import backend_for
 from polyconv.cpu import native
+from polyconv.measure import candidate_timing, timing
+from polyconv.measure.accuracy import Accuracy
 from polyconv.measure.timing import Timing, Within
+from polyconv.problem import Problem
 from polyconv.runtime.frozen_weights import is_frozen, mark_frozen
-from polyconv.tools.optimize import optimizer
+from polyconv.tools.optimize import optimizer, recording
 from polyconv.tools.optimize.fusion_trace import Flow
-from polyconv.tools.optimize.recording import record
 from polyconv.util import console
 from told_times import FASTER, MODEL, Times, everything_faster
 
@@ -280,11 +282,10 @@ def test_a_tuning_file_keeps_what_was_measured(tmp_path) -> None:  # type: ignor
 
 
 def test_what_strays_on_the_data_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from polyconv.measure import candidate_timing
+    def measured(problem: Problem, *_: object, **__: object) -> list[Accuracy]:
+        return [Accuracy(error, 1.0) for error in (1e-3 if problem.in_channels == 3 else 0.0, 1e-6, 1e-6)]
 
-    monkeypatch.setattr(
-        candidate_timing, "_errors", lambda problem, *_: (1e-3 if problem.in_channels == 3 else 0.0, 1e-6, 1e-6)
-    )
+    monkeypatch.setattr(candidate_timing, "measure_all", measured)
     model = small()
     report = optimize(model, X, everything_faster("0", "2"))
     assert report.swapped == ("2",)
@@ -493,6 +494,14 @@ def test_by_the_clock() -> None:
     assert torch.equal(model(x), y)
 
 
+def test_work_on_a_gpu_is_finished_before_the_clock_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    monkeypatch.setattr(recording, "now", lambda _: timing.now(torch.device("cuda", 1)))
+    recording.record(model := nn.Sequential(nn.Conv2d(3, 4, 3)).eval(), {"0": model[0]}, X, None)
+    assert waited == [torch.device("cuda", 1)] * 4
+
+
 # ---- fused activations: what may be fused, and the traps
 
 
@@ -500,7 +509,7 @@ def groups(model: nn.Module, x: Tensor = X) -> tuple[list[tuple[str, list[str], 
     """Fusions that the data flow allows, by name; and the reasons against, by convolution."""
     names = {module: name for name, module in model.named_modules()}
     convolutions = {name: m for m, name in names.items() if type(m) is nn.Conv2d}
-    flow: Flow = record(model, convolutions, x, None).flow
+    flow: Flow = recording.record(model, convolutions, x, None).flow
     found = [(kind, [names[c] for c in convs], sorted(names[a] for a in acts)) for kind, convs, acts in flow.groups()]
     return found, lambda name: flow.why_not(convolutions[name])
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fake_cuda import counts, describe_kernels
+from fake_cuda import counts, unpack_fat_binaries
 
 
 def best(call: Callable[[], object], calls: int) -> float:
@@ -39,7 +39,7 @@ def main(folder: str, limit: str) -> None:
     sys.path.insert(0, folder)
     import model
 
-    describe_kernels()
+    unpack_fat_binaries()
     new: Any = model.ModelNew().cuda()
     x = torch.empty(8, 32, 512, 512, device="cuda", requires_grad=True)
     gradient = torch.empty(8, 64, 508, 496, device="cuda")

@@ -1,13 +1,13 @@
-/* The functions of the driver by name: the CUDA bindings ask for them through cuGetProcAddress. And what is refused. */
+/* Functions by name, as the CUDA bindings look them up through cuGetProcAddress; and functions that are refused. */
 #include <string.h>
 
 #include "driver.h"
 
-/* Code that PyTorch or Triton compile at run time: it would have to be linked and loaded in other ways. PyTorch links
- * these names, so they must be there. */
-#define REFUSED(name)             \
-  API CUresult name(void) {       \
-    return cudaErrorNotSupported; \
+/* Loading and linking of code that PyTorch or Triton compile at run time. PyTorch links these names, so they must
+ * exist. */
+#define REFUSED(name)                \
+  API CUresult name(void) {          \
+    return CUDA_ERROR_NOT_SUPPORTED; \
   }
 REFUSED(cuFuncGetAttribute)
 REFUSED(cuFuncSetAttribute)
@@ -21,14 +21,14 @@ REFUSED(cuModuleLoadDataEx)
 REFUSED(cuModuleUnload)
 REFUSED(cuTensorMapEncodeTiled)
 
-/* NVRTC finds this library and asks for a private table. It copes with an error, but crashes if the function is absent. */
+/* NVRTC finds this library and requests a private table. It copes with an error, but crashes if the function is absent. */
 API CUresult cuGetExportTable(const void** table, const void* id) {
   (void)id;
   *table = NULL;
   return CUDA_ERROR_NOT_FOUND;
 }
 
-/* Name as the bindings ask for it, and the symbol behind it. */
+/* Name that the bindings look up, and its symbol. */
 #define ENTRY_POINTS(X)                                                                       \
   X(cuGetErrorName, cuGetErrorName)                                                           \
   X(cuGetErrorString, cuGetErrorString)                                                       \
@@ -48,7 +48,11 @@ API CUresult cuGetExportTable(const void** table, const void* id) {
   X(cuCtxPopCurrent, cuCtxPopCurrent_v2)                                                      \
   X(cuCtxGetDevice, cuCtxGetDevice)                                                           \
   X(cuCtxSynchronize, cuCtxSynchronize)                                                       \
+  X(cuStreamCreate, cuStreamCreate)                                                           \
+  X(cuStreamDestroy, cuStreamDestroy_v2)                                                      \
   X(cuStreamSynchronize, cuStreamSynchronize)                                                 \
+  X(cuStreamBeginCapture, cuStreamBeginCapture_v2)                                            \
+  X(cuStreamEndCapture, cuStreamEndCapture)                                                   \
   X(cuStreamIsCapturing, cuStreamIsCapturing)                                                 \
   X(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode)                     \
   X(cuLibraryLoadData, cuLibraryLoadData)                                                     \
@@ -79,5 +83,5 @@ API CUresult cuGetProcAddress_v2(const char* name, void** function, int version,
   for (unsigned i = 0; i < sizeof table / sizeof *table; i++)
     if (!strcmp(table[i].name, name)) *function = table[i].address;
   if (status) *status = *function ? 0 : 1; /* found, or no such symbol */
-  return *function ? cudaSuccess : CUDA_ERROR_NOT_FOUND;
+  return *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }

@@ -1,4 +1,4 @@
-/* Machine code that is loaded at run time, and its launches. */
+/* Machine code loaded at run time. */
 #include <elf.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -8,172 +8,114 @@
 
 enum {
   MACHINE_CUDA = 190,
-  ATTRIBUTE_MAX_THREADS = 0,
-  ATTRIBUTE_STATIC_SHARED = 1,
-  ATTRIBUTE_LOCAL_BYTES = 3,
-  ATTRIBUTE_REGISTERS = 4,
-  ATTRIBUTE_DYNAMIC_SHARED = 8,
-  ATTRIBUTE_CARVEOUT = 9,
+  ABI_BLACKWELL = 8, /* from this version on e_flags has the architecture elsewhere */
 };
-
-typedef struct Kernel {
-  Function function;
-  struct Kernel* next;
-} Kernel;
 
 typedef struct Library {
   unsigned char* code;
-  Kernel* kernels; /* those that were asked for */
+  size_t bytes;
+  Kernel* kernels; /* those that were looked up */
   struct Library* next;
 } Library;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Library* libraries;
 
-/* Handles are looked up, never followed: a stale or invented one is an error and not a crash. */
-static Library* find_library(const void* handle) {
-  Library* library = libraries;
+/* Handles are looked up before they are dereferenced, so that a stale or invalid one is an error and not a crash. */
+static int is_library(const void* handle) {
+  const Library* library = libraries;
   while (library && library != handle) library = library->next;
-  return library;
+  return library != NULL;
 }
 
-static Function* find_kernel(const void* handle) {
-  Function* found = NULL;
+Kernel* find_kernel(const void* handle) {
+  Kernel* found = NULL;
   pthread_mutex_lock(&lock);
   for (Library* library = libraries; library && !found; library = library->next)
     for (Kernel* kernel = library->kernels; kernel && !found; kernel = kernel->next)
-      if (kernel == handle) found = &kernel->function;
+      if (kernel == handle) found = kernel;
   pthread_mutex_unlock(&lock);
   return found;
 }
 
-/* Its section table comes last. */
-static size_t bytes_of(const Elf64_Ehdr* cubin) {
-  const size_t sections = cubin->e_shoff + (size_t)cubin->e_shnum * sizeof(Elf64_Shdr);
-  const size_t segments = cubin->e_phoff + (size_t)cubin->e_phnum * sizeof(Elf64_Phdr);
-  return sections > segments ? sections : segments;
+static int some_device_has(int arch) {
+  for (int device = 0; device < device_count(); device++)
+    if (profile_of(device)->arch == arch) return 1;
+  return 0;
+}
+
+static int some_device_translates(const char* ptx) {
+  const char* target = strstr(ptx, "\n.target sm_");
+  const int arch = target ? atoi(target + strlen("\n.target sm_")) : 0;
+  for (int device = 0; device < device_count(); device++)
+    if (arch && arch <= profile_of(device)->arch) return 1;
+  return 0;
 }
 
 API CUresult cuLibraryLoadData(Library** out, const void* code, void* jit_options, void* jit_values, unsigned jit_count,
                                void* options, void* values, unsigned count) {
   (void)jit_options, (void)jit_values, (void)options, (void)values;
-  REQUIRE_NO_FAULT();
-  REQUIRE(jit_count == 0 && count == 0, cudaErrorNotSupported);
-  const Elf64_Ehdr* header = code; /* PTX is refused: nothing here translates it */
-  REQUIRE(!memcmp(header->e_ident, ELFMAG, SELFMAG) && header->e_machine == MACHINE_CUDA, cudaErrorInvalidKernelImage);
+  REQUIRE_INITIALISED();
+  REQUIRE(jit_count == 0 && count == 0, CUDA_ERROR_NOT_SUPPORTED);
+  REQUIRE(code, CUDA_ERROR_INVALID_IMAGE);
   REQUIRE_SUCCESS(forbidden_while_capturing());
-  const size_t bytes = bytes_of(header);
+  const Elf64_Ehdr* header = code;
+  const int is_cubin = !memcmp(header->e_ident, ELFMAG, SELFMAG);
+  if (is_cubin) {
+    REQUIRE(header->e_machine == MACHINE_CUDA, CUDA_ERROR_INVALID_IMAGE);
+    const int is_blackwell = header->e_ident[EI_ABIVERSION] >= ABI_BLACKWELL;
+    const int arch = (int)(is_blackwell ? header->e_flags >> 8 : header->e_flags) & 0xff;
+    REQUIRE(some_device_has(arch), CUDA_ERROR_NO_BINARY_FOR_GPU);
+  } else {
+    REQUIRE(!memcmp(code, "//", 2) || !memcmp(code, "\n//", 3), CUDA_ERROR_INVALID_IMAGE); /* as NVRTC begins PTX */
+    REQUIRE(some_device_translates(code), CUDA_ERROR_INVALID_PTX);
+  }
   Library* library = calloc(1, sizeof *library);
-  library->code = malloc(bytes); /* as the driver does: the caller may free its own */
-  memcpy(library->code, code, bytes);
+  library->bytes = is_cubin ? cubin_bytes(code) : strlen(code) + 1;
+  library->code = malloc(library->bytes); /* a copy, as the driver makes one: the caller may free its own */
+  memcpy(library->code, code, library->bytes);
   pthread_mutex_lock(&lock);
   library->next = libraries;
   libraries = library;
   pthread_mutex_unlock(&lock);
   *out = library;
-  return cudaSuccess;
+  return CUDA_SUCCESS;
 }
 
 API CUresult cuLibraryUnload(Library* library) {
-  REQUIRE_NO_FAULT();
-  CUresult result = cudaErrorInvalidResourceHandle;
+  REQUIRE_INITIALISED();
+  REQUIRE_SUCCESS(forbidden_while_capturing());
+  CUresult result = CUDA_ERROR_INVALID_HANDLE;
   pthread_mutex_lock(&lock);
   for (Library** at = &libraries; *at; at = &(*at)->next)
     if (*at == library) {
-      *at = library->next; /* kept in memory: captured graphs may still launch its kernels */
-      result = cudaSuccess;
+      *at = library->next; /* never freed: captured graphs may still launch its kernels */
+      result = CUDA_SUCCESS;
       break;
     }
   pthread_mutex_unlock(&lock);
   return result;
 }
 
+/* With the lock held. NULL if the library has no such kernel. */
+static Kernel* kernel_of(Library* library, const char* name) {
+  for (Kernel* kernel = library->kernels; kernel; kernel = kernel->next)
+    if (!strcmp(kernel->name, name)) return kernel;
+  Kernel found = {.name = name, .code = library->code, .code_bytes = library->bytes, .next = library->kernels};
+  if (!read_kernel(&found)) return NULL;
+  Kernel* kernel = malloc(sizeof *kernel);
+  *kernel = found;
+  kernel->name = strdup(name);
+  return library->kernels = kernel;
+}
+
 API CUresult cuLibraryGetKernel(Kernel** out, Library* library, const char* name) {
-  REQUIRE_NO_FAULT();
+  REQUIRE_INITIALISED();
   pthread_mutex_lock(&lock);
-  const int is_loaded = find_library(library) != NULL;
-  Kernel* kernel = is_loaded ? library->kernels : NULL;
-  while (kernel && strcmp(kernel->function.name, name)) kernel = kernel->next;
-  if (is_loaded && !kernel) {
-    kernel = calloc(1, sizeof *kernel);
-    kernel->function.name = strdup(name);
-    kernel->function.code = library->code;
-    kernel->next = library->kernels;
-    library->kernels = kernel;
-  }
+  const int is_loaded = is_library(library);
+  *out = is_loaded ? kernel_of(library, name) : NULL;
   pthread_mutex_unlock(&lock);
-  REQUIRE(is_loaded, cudaErrorInvalidResourceHandle);
-  REQUIRE(described(&kernel->function) == cudaSuccess, CUDA_ERROR_NOT_FOUND);
-  *out = kernel;
-  return cudaSuccess;
-}
-
-/* A kernel is a function of every context. */
-API CUresult cuKernelGetFunction(const void** function, const void* kernel) {
-  REQUIRE_NO_FAULT();
-  REQUIRE(current_context(), CUDA_ERROR_INVALID_CONTEXT);
-  REQUIRE(find_kernel(kernel), cudaErrorInvalidResourceHandle);
-  *function = kernel;
-  return cudaSuccess;
-}
-
-API CUresult cuFuncLoad(const void* function) {
-  REQUIRE_NO_FAULT();
-  REQUIRE(current_context(), CUDA_ERROR_INVALID_CONTEXT);
-  REQUIRE(find_kernel(function), cudaErrorInvalidResourceHandle);
-  return forbidden_while_capturing();
-}
-
-API CUresult cuKernelGetAttribute(int* value, int attribute, const void* kernel, CUdevice device) {
-  REQUIRE_NO_FAULT();
-  REQUIRE_DEVICE(device);
-  const Function* function = find_kernel(kernel);
-  REQUIRE(function, cudaErrorInvalidResourceHandle);
-  const Description* d = &function->description;
-  const struct {
-    int attribute, value;
-  } known[] = {
-      {ATTRIBUTE_MAX_THREADS, d->max_threads},
-      {ATTRIBUTE_STATIC_SHARED, d->static_shared},
-      {ATTRIBUTE_LOCAL_BYTES, d->local_bytes},
-      {ATTRIBUTE_REGISTERS, d->registers},
-      {ATTRIBUTE_DYNAMIC_SHARED, max_dynamic_shared(function, device)},
-  };
-  *value = 0;
-  for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-    if (known[i].attribute == attribute) *value = known[i].value;
-  return cudaSuccess;
-}
-
-API CUresult cuKernelSetAttribute(int attribute, int value, const void* kernel, CUdevice device) {
-  REQUIRE_NO_FAULT();
-  REQUIRE_DEVICE(device);
-  Function* function = find_kernel(kernel);
-  REQUIRE(function, cudaErrorInvalidResourceHandle);
-  if (attribute == ATTRIBUTE_CARVEOUT) return cudaSuccess;
-  REQUIRE(attribute == ATTRIBUTE_DYNAMIC_SHARED, cudaErrorInvalidValue);
-  return allow_dynamic_shared(function, value, device);
-}
-
-API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel, int threads, size_t shared) {
-  REQUIRE_NO_FAULT();
-  REQUIRE(current_context(), CUDA_ERROR_INVALID_CONTEXT);
-  const Function* function = find_kernel(kernel);
-  REQUIRE(function, cudaErrorInvalidResourceHandle);
-  *blocks = resident_blocks(function, threads, shared, current_device());
-  return cudaSuccess;
-}
-
-API CUresult cuLaunchKernel(const void* kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                            unsigned block_y, unsigned block_z, unsigned dynamic_shared, cudaStream_t stream,
-                            void** parameters, void** extra) {
-  REQUIRE_NO_FAULT();
-  REQUIRE(!extra, cudaErrorNotSupported); /* the other way to pass parameters */
-  Function* function = find_kernel(kernel);
-  int device;
-  REQUIRE(function && stream_device(stream, &device), cudaErrorInvalidResourceHandle);
-  REQUIRE(current_context(), CUDA_ERROR_INVALID_CONTEXT);
-  const dim3 grid = {grid_x, grid_y, grid_z}, block = {block_x, block_y, block_z};
-  const CUresult result = launch(function, grid, block, parameters, dynamic_shared, stream, device);
-  return result == cudaErrorInvalidConfiguration ? cudaErrorInvalidValue : result;
+  REQUIRE(is_loaded, CUDA_ERROR_INVALID_HANDLE);
+  REQUIRE(*out, CUDA_ERROR_NOT_FOUND);
+  return CUDA_SUCCESS;
 }

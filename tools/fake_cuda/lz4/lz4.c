@@ -1,4 +1,4 @@
-/* An LZ4 block: sequences of literal bytes, each followed by a copy of something that came before. */
+/* Decompresses an LZ4 block: sequences of literal bytes, each followed by a copy of earlier output. */
 #include <stdint.h>
 #include <string.h>
 
@@ -6,7 +6,7 @@ typedef struct {
   const uint8_t *at, *end;
 } Packed;
 
-/* Fifteen means: the following bytes are added, up to the first that is not 255. */
+/* A length of 15 continues in the following bytes, up to the first that is not 255. */
 static uint64_t long_length(Packed* packed, uint64_t length) {
   if (length < 15) return length;
   uint8_t more = 255;
@@ -14,7 +14,7 @@ static uint64_t long_length(Packed* packed, uint64_t length) {
   return length;
 }
 
-/* Returns how many bytes were unpacked: fewer than there is room for where the block is damaged or ends early. */
+/* Returns the number of bytes written: fewer than `room` if the block is damaged or ends early. */
 __attribute__((visibility("default"))) uint64_t unpack_lz4(const uint8_t* block, uint64_t bytes, uint8_t* out,
                                                            uint64_t room) {
   Packed packed = {block, block + bytes};

@@ -1,10 +1,10 @@
 /* NCCL among the fake GPUs of one process, as torch.nn.DataParallel uses it: broadcasts and sums.
  *
- * A collective is one call per rank, between ncclGroupStart and ncclGroupEnd. It is done when the group ends. */
+ * A collective is one call per rank, between ncclGroupStart and ncclGroupEnd. It is executed when the group ends. */
 #include <stdlib.h>
 #include <string.h>
 
-#include "../runtime/fake_cuda.h"
+#include "../driver/driver.h"
 
 typedef enum { ncclSuccess = 0, ncclInvalidArgument = 4, ncclInvalidUsage = 5 } ncclResult_t;
 typedef enum { ncclSum = 0 } ncclRedOp_t;
@@ -132,14 +132,13 @@ API ncclResult_t ncclGroupEnd(void) {
   return result;
 }
 
-API ncclResult_t ncclBcast(void* at, size_t count, ncclDataType_t type, int root, ncclComm_t rank,
-                           cudaStream_t stream) {
+API ncclResult_t ncclBcast(void* at, size_t count, ncclDataType_t type, int root, ncclComm_t rank, CUstream stream) {
   (void)stream;
   return add((Call){BROADCAST, at, at, count, type, root, rank});
 }
 
 API ncclResult_t ncclReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
-                            ncclComm_t rank, cudaStream_t stream) {
+                            ncclComm_t rank, CUstream stream) {
   (void)stream;
   if (op != ncclSum) return ncclInvalidArgument;
   return add((Call){REDUCE, from, to, count, type, root, rank});

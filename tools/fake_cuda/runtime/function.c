@@ -1,11 +1,18 @@
-/* Kernels: registration, attributes, occupancy. */
-#include "function.h"
-
+/* Kernels in fat binaries: registration, attributes, occupancy, launches. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* What nvcc's start-up code hands over: the fat binary lies behind it. */
+#include "runtime.h"
+
+typedef struct {
+  const void* host; /* the address of the compiler's stub, which identifies the kernel */
+  const void* fat_binary;
+  int is_described;
+  Kernel kernel;
+} Function;
+
+/* The argument of __cudaRegisterFatBinary. */
 typedef struct {
   int magic, version;
   const void* fat_binary;
@@ -14,14 +21,14 @@ typedef struct {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t describing = PTHREAD_MUTEX_INITIALIZER;
-static DescribeCallback on_describe;
+static UnpackCallback on_unpack;
 
-/* Open addressing; PyTorch registers some forty thousand kernels. Never shrinks. */
+/* A hash table with open addressing, which never shrinks. PyTorch registers some forty thousand kernels. */
 static Function** table;
 static size_t slots, taken;
 
-API void fake_cuda_on_describe(DescribeCallback callback) {
-  on_describe = callback;
+API void fake_cuda_on_unpack(UnpackCallback callback) {
+  on_unpack = callback;
 }
 
 static size_t slot_of(const void* host) {
@@ -40,40 +47,29 @@ static void grow(void) {
   free(old);
 }
 
-Function* find_function(const void* host) {
+static CUresult describe(Function* function) {
+  if (__atomic_load_n(&function->is_described, __ATOMIC_ACQUIRE)) return CUDA_SUCCESS;
+  if (!on_unpack) return CUDA_SUCCESS;
+  /* Without a lock: the callback waits for Python's GIL, and its holder may wait for the lock. */
+  Kernel kernel = function->kernel; /* its name, and opt-ins that came before the callback */
+  kernel.code = on_unpack(function->fat_binary);
+  if (!kernel.code || !read_kernel(&kernel)) return CUDA_ERROR_NO_BINARY_FOR_GPU;
+  kernel.code_bytes = cubin_bytes(kernel.code);
+  pthread_mutex_lock(&describing);
+  if (!function->is_described) function->kernel = kernel;
+  __atomic_store_n(&function->is_described, 1, __ATOMIC_RELEASE);
+  pthread_mutex_unlock(&describing);
+  return CUDA_SUCCESS;
+}
+
+/* A registered kernel, with its attributes. */
+static CUresult find_function(const void* host, Kernel** kernel) {
   pthread_mutex_lock(&lock);
   Function* found = slots ? table[slot_of(host)] : NULL;
   pthread_mutex_unlock(&lock);
-  return found;
-}
-
-cudaError_t described(Function* function) {
-  cudaError_t result = cudaSuccess;
-  if (__atomic_load_n(&function->is_described, __ATOMIC_ACQUIRE)) return result;
-  /* Not under our lock: Python describes under its own, which another thread may hold while it waits for ours. */
-  Description description = {.max_threads = THREADS};
-  if (on_describe) result = (cudaError_t)on_describe(function->code, function->name, &description);
-  if (result != cudaSuccess) return result;
-  pthread_mutex_lock(&describing);
-  if (!function->is_described) function->description = description;
-  __atomic_store_n(&function->is_described, on_describe != NULL, __ATOMIC_RELEASE);
-  pthread_mutex_unlock(&describing);
-  return result;
-}
-
-int max_dynamic_shared(const Function* function, int device) {
-  const int set = function->dynamic_shared[device];
-  return set ? set : SHARED - function->description.static_shared;
-}
-
-cudaError_t allow_dynamic_shared(Function* function, int bytes, int device) {
-  const cudaError_t result = described(function);
-  if (result != cudaSuccess) return result;
-  const int room = profile_of(device)->shared_opt_in - function->description.static_shared;
-  if (bytes < 0 || bytes > room) return cudaErrorInvalidValue;
-  function->dynamic_shared[device] = bytes;
-  COUNT(attributes_set);
-  return cudaSuccess;
+  if (!found) return RUNTIME_INVALID_FUNCTION;
+  *kernel = &found->kernel;
+  return describe(found);
 }
 
 /* ---- registration, by the code that nvcc adds to every object file ---- */
@@ -99,9 +95,7 @@ API void __cudaRegisterFunction(void** module, const char* host, char* device, c
                                 uint3* thread, uint3* block, dim3* block_dim, dim3* grid_dim, int* warp_size) {
   (void)device, (void)thread_limit, (void)thread, (void)block, (void)block_dim, (void)grid_dim, (void)warp_size;
   Function* function = calloc(1, sizeof *function);
-  function->host = host;
-  function->name = name;
-  function->code = module;
+  *function = (Function){.host = host, .fat_binary = module, .kernel = {.name = name, .max_threads = THREADS}};
   pthread_mutex_lock(&lock);
   if (2 * taken >= slots) grow();
   const size_t at = slot_of(host);
@@ -113,71 +107,96 @@ API void __cudaRegisterFunction(void** module, const char* host, char* device, c
 API void __cudaRegisterVar(void** module, char* host, char* device, const char* name, int is_external, size_t bytes,
                            int is_constant, int is_global) {
   (void)module, (void)host, (void)device, (void)name, (void)is_external, (void)bytes, (void)is_constant;
-  (void)is_global; /* variables live in the machine code's own image, which the emulator loads */
+  (void)is_global; /* variables are in the machine code's image, which the emulator loads */
 }
 
-/* ---- attributes ---- */
+/* ---- attributes and occupancy ---- */
 
 API cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes* attributes, const void* host) {
+  Kernel* kernel;
   REQUIRE_NO_FAULT();
-  Function* function = find_function(host);
-  REQUIRE(function, cudaErrorInvalidDeviceFunction);
-  REQUIRE_SUCCESS(described(function));
-  const Description* d = &function->description;
+  REQUIRE_SUCCESS(find_function(host, &kernel));
   memset(attributes, 0, sizeof *attributes);
-  attributes->sharedSizeBytes = (size_t)d->static_shared;
-  attributes->localSizeBytes = (size_t)d->local_bytes;
-  attributes->maxThreadsPerBlock = d->max_threads;
-  attributes->numRegs = d->registers;
+  attributes->sharedSizeBytes = (size_t)kernel->static_shared;
+  attributes->localSizeBytes = (size_t)kernel->local_bytes;
+  attributes->maxThreadsPerBlock = kernel->max_threads;
+  attributes->numRegs = kernel->registers;
   attributes->ptxVersion = attributes->binaryVersion = 70;
-  attributes->maxDynamicSharedSizeBytes = max_dynamic_shared(function, current_device());
+  attributes->maxDynamicSharedSizeBytes = max_dynamic_shared(kernel, current_device());
   attributes->preferredShmemCarveout = -1;
   return cudaSuccess;
 }
 
 API cudaError_t cudaFuncSetAttribute(const void* host, enum cudaFuncAttribute attribute, int value) {
+  Kernel* kernel;
   REQUIRE_NO_FAULT();
-  Function* function = find_function(host);
-  REQUIRE(function, cudaErrorInvalidDeviceFunction);
+  REQUIRE_SUCCESS(find_function(host, &kernel));
   if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;
   REQUIRE(attribute == cudaFuncAttributeMaxDynamicSharedMemorySize, cudaErrorInvalidValue);
-  return failed(allow_dynamic_shared(function, value, current_device()));
-}
-
-/* ---- occupancy ---- */
-
-static int least(int a, int b) {
-  return a < b ? a : b;
-}
-
-int resident_blocks(const Function* function, int threads, size_t dynamic_shared, int device) {
-  const Profile* profile = profile_of(device);
-  const Description* d = &function->description;
-  const int warps = (threads + WARP - 1) / WARP;
-  if (warps == 0 || threads > d->max_threads) return 0;
-  int blocks = least(profile->blocks, profile->threads / WARP / warps);
-  if (d->registers) {
-    /* Each of the four schedulers has a quarter of the registers; a warp takes them in units of 256. */
-    const int per_warp = (d->registers + 7) / 8 * 8 * WARP;
-    blocks = least(blocks, 4 * (REGISTERS / 4 / per_warp) / warps);
-  }
-  const size_t shared = ((size_t)d->static_shared + dynamic_shared + 255) / 256 * 256;
-  if (shared) blocks = least(blocks, (int)((size_t)profile->shared / shared));
-  return blocks;
+  return failed(allow_dynamic_shared(kernel, value, current_device()));
 }
 
 API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void* host, int threads,
                                                                        size_t dynamic_shared, unsigned flags) {
+  Kernel* kernel;
   (void)flags;
   REQUIRE_NO_FAULT();
-  Function* function = find_function(host);
-  REQUIRE(function, cudaErrorInvalidDeviceFunction);
-  REQUIRE_SUCCESS(described(function));
-  *blocks = resident_blocks(function, threads, dynamic_shared, current_device());
+  REQUIRE_SUCCESS(find_function(host, &kernel));
+  *blocks = resident_blocks(kernel, threads, dynamic_shared, current_device());
   return cudaSuccess;
 }
 
 API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* host, int threads,
                                                               size_t dynamic_shared) {
   return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, host, threads, dynamic_shared, 0);
+}
+
+/* ---- launches ---- */
+
+API cudaError_t cudaLaunchKernel(const void* host, dim3 grid, dim3 block, void** parameters, size_t dynamic_shared,
+                                 cudaStream_t stream) {
+  Kernel* kernel;
+  REQUIRE_NO_FAULT();
+  REQUIRE_SUCCESS(find_function(host, &kernel));
+  LaunchRecord record = {
+      .grid = {grid.x, grid.y, grid.z},
+      .block = {block.x, block.y, block.z},
+      .dynamic_shared = (uint32_t)dynamic_shared,
+      .stream = (uintptr_t)stream,
+  };
+  const int is_stream = stream_device(stream, &record.device);
+  REQUIRE(is_stream && record.device == working_device(), cudaErrorInvalidResourceHandle);
+  return failed(launch(kernel, &record, parameters));
+}
+
+#if CUDART_VERSION >= 11080
+API cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* host, void** parameters) {
+  for (unsigned i = 0; i < config->numAttrs; i++) /* clusters and the like, which no 7.x GPU has */
+    REQUIRE(config->attrs[i].id == cudaLaunchAttributeIgnore, cudaErrorNotSupported);
+  return cudaLaunchKernel(host, config->gridDim, config->blockDim, parameters, config->dynamicSmemBytes,
+                          config->stream);
+}
+#endif
+
+/* nvcc compiles <<<grid, block, shared, stream>>> to these two. */
+static __thread struct {
+  dim3 grid, block;
+  size_t dynamic_shared;
+  cudaStream_t stream;
+} configuration;
+
+API unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t dynamic_shared, struct CUstream_st* stream) {
+  configuration.grid = grid;
+  configuration.block = block;
+  configuration.dynamic_shared = dynamic_shared;
+  configuration.stream = stream;
+  return 0;
+}
+
+API cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* dynamic_shared, void* stream) {
+  *grid = configuration.grid;
+  *block = configuration.block;
+  *dynamic_shared = configuration.dynamic_shared;
+  *(cudaStream_t*)stream = configuration.stream;
+  return cudaSuccess;
 }

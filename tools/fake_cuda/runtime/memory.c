@@ -1,11 +1,11 @@
-/* Allocations, copies and fills, each checked against what is allocated. */
+/* Allocations, copies and fills, each checked against the allocations. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
-#include "fake_cuda.h"
+#include "runtime.h"
 
 enum { PAGE = 4096, ON_HOST = -1 };
 
@@ -14,11 +14,15 @@ static Allocation* allocations;
 static uint64_t length, room;
 static size_t used[MAX_DEVICES];
 
+static size_t memory_of(int device) {
+  return (size_t)profile_of(device)->memory_gib << 30;
+}
+
 static size_t pages(size_t bytes) {
   return (bytes + PAGE - 1) / PAGE * PAGE;
 }
 
-/* Behind each allocation lies a page that nobody may touch, so that no two of them are neighbours. */
+/* A page without access follows each allocation, so that no two allocations are neighbours. */
 static cudaError_t allocate(void** pointer, size_t bytes, int device) {
   *pointer = NULL;
   if (bytes == 0) return cudaSuccess;
@@ -26,7 +30,7 @@ static cudaError_t allocate(void** pointer, size_t bytes, int device) {
   char* memory = mmap(NULL, pages(bytes) + PAGE, PROT_READ | PROT_WRITE, flags, -1, 0);
   if (memory == MAP_FAILED) return cudaErrorMemoryAllocation;
   mprotect(memory + pages(bytes), PAGE, PROT_NONE);
-  if (poisoning()) memset(memory, 0xFF, bytes);
+  if (is_executing()) memset(memory, 0xFF, bytes);
   pthread_mutex_lock(&lock);
   if (length == room) {
     room = room ? 2 * room : 64;
@@ -54,7 +58,7 @@ static cudaError_t release(void* pointer, int on_host) {
   return result;
 }
 
-/* The allocation that a range lies in: 0 if there is none. */
+/* Looks up the allocation that contains a range; 0 if there is none. */
 static int find(const void* pointer, size_t bytes, Allocation* found) {
   const uint64_t address = (uintptr_t)pointer;
   int is_found = 0;
@@ -88,7 +92,7 @@ API cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   const int device = working_device();
   REQUIRE(profile_of(device), cudaErrorNoDevice);
   REQUIRE_SUCCESS(forbidden_while_capturing());
-  REQUIRE(used[device] + bytes <= profile_of(device)->memory, cudaErrorMemoryAllocation);
+  REQUIRE(used[device] + bytes <= memory_of(device), cudaErrorMemoryAllocation);
   COUNT(allocations);
   return failed(allocate(pointer, bytes, device));
 }
@@ -118,10 +122,10 @@ API cudaError_t cudaFreeHost(void* pointer) {
 
 API cudaError_t cudaMemGetInfo(size_t* available, size_t* total) {
   REQUIRE_NO_FAULT();
-  const Profile* profile = profile_of(current_device());
-  REQUIRE(profile, cudaErrorNoDevice);
-  *total = profile->memory;
-  *available = profile->memory - used[current_device()];
+  const int device = current_device();
+  REQUIRE(profile_of(device), cudaErrorNoDevice);
+  *total = memory_of(device);
+  *available = *total - used[device];
   return cudaSuccess;
 }
 
@@ -143,14 +147,14 @@ API cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes* attribute
 
 /* ---- copies and fills ---- */
 
-static cudaError_t copy(void* to, const void* from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream) {
+static CUresult copy(void* to, const void* from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream) {
   const int to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
   const int from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
   if (to_device && !on_device(to, bytes)) return cudaErrorInvalidValue;
   if (from_device && !on_device(from, bytes)) return cudaErrorInvalidValue;
   Graph* graph;
-  const cudaError_t result = find_capture(stream, &graph);
-  return result == cudaSuccess ? do_copy(graph, to, from, bytes) : result;
+  const CUresult result = find_capture(stream, &graph);
+  return result == CUDA_SUCCESS ? do_copy(graph, to, from, bytes) : result;
 }
 
 API cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, enum cudaMemcpyKind kind) {
@@ -167,7 +171,8 @@ API cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, enum c
 API cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int from_device, size_t bytes,
                                     cudaStream_t stream) {
   REQUIRE_NO_FAULT();
-  REQUIRE(profile_of(to_device) && profile_of(from_device), cudaErrorInvalidDevice);
+  REQUIRE_DEVICE(to_device);
+  REQUIRE_DEVICE(from_device);
   return failed(copy(to, from, bytes, cudaMemcpyDeviceToDevice, stream));
 }
 
@@ -179,11 +184,11 @@ API cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, s
   return cudaSuccess;
 }
 
-static cudaError_t fill(void* at, int value, size_t bytes, cudaStream_t stream) {
+static CUresult fill(void* at, int value, size_t bytes, cudaStream_t stream) {
   if (!on_device(at, bytes)) return cudaErrorInvalidValue;
   Graph* graph;
-  const cudaError_t result = find_capture(stream, &graph);
-  return result == cudaSuccess ? do_fill(graph, at, value, bytes) : result;
+  const CUresult result = find_capture(stream, &graph);
+  return result == CUDA_SUCCESS ? do_fill(graph, at, value, bytes) : result;
 }
 
 API cudaError_t cudaMemset(void* at, int value, size_t bytes) {

@@ -1,60 +1,23 @@
-/* Streams and events. Work is done when it is asked for, so nobody ever waits; who wanted to is counted. */
-#include <pthread.h>
+/* Streams, events and graphs: the driver's, under the runtime's names. */
 #include <stdlib.h>
 #include <time.h>
 
-#include "fake_cuda.h"
+#include "runtime.h"
 
 enum { LOWEST_PRIORITY = 0, HIGHEST_PRIORITY = -5 };
-
-struct CUstream_st {
-  int device, priority;
-  Graph* capture;
-  struct CUstream_st* next;
-};
 
 struct CUevent_st {
   int device;
   struct timespec recorded;
-  Graph* capture; /* that it was recorded in: who waits for it takes part */
+  Graph* capture; /* in which it was recorded: a stream that waits for the event joins it */
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct CUstream_st* streams;
-
-/* Handles 0, 1 and 2 are the default streams of the current device. Any other handle is looked up, never followed: a
- * stale or invented one is an error and not a crash. */
-int stream_device(cudaStream_t stream, int* device) {
-  if ((uintptr_t)stream <= 2) {
-    *device = current_device();
-    return 1;
-  }
-  int found = 0;
-  pthread_mutex_lock(&lock);
-  for (struct CUstream_st* s = streams; s && !found; s = s->next)
-    if (s == stream) {
-      *device = s->device;
-      found = 1;
-    }
-  pthread_mutex_unlock(&lock);
-  return found;
-}
-
-Graph** capture_of(cudaStream_t stream) {
-  int device;
-  return (uintptr_t)stream > 2 && stream_device(stream, &device) ? &stream->capture : NULL;
-}
+/* ---- streams ---- */
 
 API cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
   REQUIRE_NO_FAULT();
-  REQUIRE(flags <= cudaStreamNonBlocking, cudaErrorInvalidValue);
-  struct CUstream_st* s = malloc(sizeof *s);
-  pthread_mutex_lock(&lock);
-  *s = (struct CUstream_st){working_device(), priority, NULL, streams};
-  streams = s;
-  pthread_mutex_unlock(&lock);
-  *stream = s;
-  return cudaSuccess;
+  working_device();
+  return failed(create_stream(stream, flags, priority));
 }
 
 API cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
@@ -67,23 +30,11 @@ API cudaError_t cudaStreamCreate(cudaStream_t* stream) {
 
 API cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   REQUIRE_NO_FAULT();
-  cudaError_t result = cudaErrorInvalidResourceHandle;
-  pthread_mutex_lock(&lock);
-  for (struct CUstream_st** at = &streams; *at; at = &(*at)->next)
-    if (*at == stream) {
-      *at = stream->next; /* the memory is kept, so that no later stream gets the same handle */
-      result = cudaSuccess;
-      break;
-    }
-  pthread_mutex_unlock(&lock);
-  return failed(result);
+  return failed(cuStreamDestroy_v2(stream));
 }
 
 API cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
-  int device;
-  REQUIRE(stream_device(stream, &device), cudaErrorInvalidResourceHandle);
-  *priority = (uintptr_t)stream <= 2 ? LOWEST_PRIORITY : stream->priority;
-  return cudaSuccess;
+  return failed(cuStreamGetPriority(stream, priority));
 }
 
 API cudaError_t cudaDeviceGetStreamPriorityRange(int* lowest, int* highest) {
@@ -93,15 +44,8 @@ API cudaError_t cudaDeviceGetStreamPriorityRange(int* lowest, int* highest) {
 }
 
 API cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  int device;
   REQUIRE_NO_FAULT();
-  REQUIRE(stream_device(stream, &device), cudaErrorInvalidResourceHandle);
-  Graph* capture;
-  REQUIRE_SUCCESS(find_capture(stream, &capture));
-  REQUIRE(!capture, cudaErrorStreamCaptureUnsupported);
-  REQUIRE_SUCCESS(forbidden_while_capturing());
-  COUNT(synchronisations);
-  return cudaSuccess;
+  return failed(cuStreamSynchronize(stream));
 }
 
 API cudaError_t cudaStreamQuery(cudaStream_t stream) {
@@ -120,7 +64,7 @@ API cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsi
   if (own) REQUIRE(others == own || !event->recorded.tv_sec, cudaErrorStreamCaptureIsolation);
   if (own || !others) return cudaSuccess;
   REQUIRE(capture_of(stream), cudaErrorStreamCaptureImplicit);
-  *capture_of(stream) = others; /* takes part from now on */
+  *capture_of(stream) = others; /* joins the capture */
   return cudaSuccess;
 }
 
@@ -176,4 +120,90 @@ API cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cud
   *milliseconds = (float)(end->recorded.tv_sec - start->recorded.tv_sec) * 1e3f +
                   (float)(end->recorded.tv_nsec - start->recorded.tv_nsec) * 1e-6f;
   return cudaSuccess;
+}
+
+/* ---- capture and graphs ---- */
+
+static cudaError_t capture_info(cudaStream_t stream, enum cudaStreamCaptureStatus* status, unsigned long long* id,
+                                cudaGraph_t* graph) {
+  int found;
+  uint64_t number;
+  Graph* capture;
+  REQUIRE_SUCCESS(cuStreamGetCaptureInfo_v2(stream, &found, &number, &capture, NULL, NULL));
+  *status = (enum cudaStreamCaptureStatus)found;
+  if (id) *id = number;
+  if (graph) *graph = (cudaGraph_t)capture;
+  return cudaSuccess;
+}
+
+API cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus* status) {
+  return capture_info(stream, status, NULL, NULL);
+}
+
+#if CUDART_VERSION < 12000
+API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus* status,
+                                         unsigned long long* id) {
+  return capture_info(stream, status, id, NULL);
+}
+#elif CUDART_VERSION < 13000
+/* The name is a macro for the second version, which can return the graph, too. */
+API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus* status,
+                                         unsigned long long* id, cudaGraph_t* graph, const cudaGraphNode_t** nodes,
+                                         size_t* count) {
+  if (nodes) *nodes = NULL;
+  if (count) *count = 0;
+  return capture_info(stream, status, id, graph);
+}
+#endif
+
+API cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode) {
+  REQUIRE_NO_FAULT();
+  return failed(cuStreamBeginCapture_v2(stream, (int)mode));
+}
+
+API cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  REQUIRE_NO_FAULT();
+  return failed(cuStreamEndCapture(stream, (Graph**)graph));
+}
+
+API cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode* mode) {
+  return failed(cuThreadExchangeStreamCaptureMode((int*)mode));
+}
+
+#if CUDART_VERSION < 12000
+API cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, cudaGraphNode_t* bad, char* log,
+                                     size_t room) {
+  (void)bad, (void)log, (void)room;
+#else
+API cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long flags) {
+  (void)flags;
+#endif
+  *executable = (cudaGraphExec_t)graph;
+  return cudaSuccess;
+}
+
+API cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* executable, cudaGraph_t graph,
+                                              unsigned long long flags) {
+  (void)flags;
+  *executable = (cudaGraphExec_t)graph;
+  return cudaSuccess;
+}
+
+API cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* count) {
+  return failed(cuGraphGetNodes((Graph*)graph, nodes, count));
+}
+
+API cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  (void)graph;
+  return cudaSuccess;
+}
+
+API cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
+  (void)executable;
+  return cudaSuccess;
+}
+
+API cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
+  REQUIRE_NO_FAULT();
+  return failed(cuGraphLaunch((Graph*)executable, stream));
 }

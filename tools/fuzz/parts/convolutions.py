@@ -20,10 +20,11 @@ from fuzz.case import Case, Failure
 from fuzz.tensors import BEYOND, PAST_FLOAT16, PATTERNED, POISON, Operand, Shape, draw, sources
 from polyconv.arguments import Geometry, normalise
 from polyconv.autotune import preferences
-from polyconv.backend import backend_for
+from polyconv.backend import backend_for, candidate_names
 from polyconv.cpu import native
 from polyconv.cpu.engines import aten
 from polyconv.cpu.planner import CpuPlan
+from polyconv.numerics import reference
 from polyconv.problem import Pass
 
 ABOUT = "any convolution, pass, epilogue, data and memory layout, by every candidate: against float64"
@@ -160,12 +161,12 @@ class Convolution(Case):
         forced = {}
         if self.trial is not None:
             for decision in seen:
-                names = backend.candidates(decision.problem, inference=decision.inference)
+                names = candidate_names(backend, decision.problem, inference=decision.inference)
                 if self.is_stretched:  # the slowest candidates may take minutes there, and are never chosen
                     names = names[:4]
                 forced[decision.key] = names[self.trial % len(names)]
         with preferences.Forced(forced):
-            plans = [backend.plan(decision.problem, inference=decision.inference) for decision in seen]
+            plans = [preferences.plan(backend, decision.problem, inference=decision.inference) for decision in seen]
             if prod(self.y_shape) > 0:
                 torch.full(self.y_shape, float("nan"), dtype=tensors["x"].dtype)  # where the output may be placed
             # Not recorded, as for users: a passthrough uses PyTorch's derivatives, whose second ones sum in another
@@ -388,9 +389,7 @@ class Convolution(Case):
         if (top, left) == (bottom, right) and self.padding_mode == "zeros":
             y = F.conv2d(padded, w, bias, self.stride, (top, left), self.dilation, self.groups)
         else:
-            padded = F.pad(padded, (min(left, 0), min(right, 0), min(top, 0), min(bottom, 0)))
-            sides = (max(left, 0), max(right, 0), max(top, 0), max(bottom, 0))
-            padded = F.pad(padded, sides, mode="constant" if self.padding_mode == "zeros" else self.padding_mode)
+            padded = reference.pad(self.geometry, padded)
             y = F.conv2d(padded, w, bias, self.stride, 0, self.dilation, self.groups)
         y = y.to(found.dtype)
         if self.activation is not None:
@@ -457,7 +456,12 @@ class Convolution(Case):
             "import polyconv",
             "from polyconv.autotune import preferences",
         ]
-        lines += ["from polyconv.backend import backend_for", "from polyconv.cpu import native", "", ""]
+        lines += [
+            "from polyconv.backend import backend_for, candidate_names",
+            "from polyconv.cpu import native",
+            "",
+            "",
+        ]
         used = [(name, operand, shape) for name, operand, shape in self.operands if name != "dy" or self.backward]
         lines += [sources(operand for _, operand, _ in used), "", f"native.instruction_set({self.instruction_set!r})"]
         lines += [f"torch.set_num_threads({self.threads})"]
@@ -484,7 +488,7 @@ class Convolution(Case):
             lines += [
                 "forced = {}",
                 "for d in seen:  # let another candidate run",
-                '    names = backend_for(torch.device("cpu")).candidates(d.problem, inference=d.inference)',
+                '    names = candidate_names(backend_for(torch.device("cpu")), d.problem, inference=d.inference)',
                 f"    names = names[:4] if {self.is_stretched} else names",
                 f"    forced[d.key] = names[{self.trial} % len(names)]",
                 "print(forced)",

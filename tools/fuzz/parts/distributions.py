@@ -16,7 +16,7 @@ import polyconv
 from fuzz.case import Case, Failure
 from fuzz.tensors import FILTERS, IMAGES, Operand, Shape, sources
 from polyconv.autotune import preferences
-from polyconv.backend import backend_for
+from polyconv.backend import backend_for, candidate_names
 from polyconv.cpu.planner import CpuPlan
 from polyconv.numerics.scale import largest, scales
 
@@ -81,13 +81,13 @@ class Distribution(Case):
             module(x)
         forced = {}
         for decision in seen if self.trial is not None else ():
-            names = fast_ones(backend.candidates(decision.problem, inference=decision.inference))
+            names = fast_ones(candidate_names(backend, decision.problem, inference=decision.inference))
             forced[decision.key] = names[(self.trial or 0) % len(names)]
         with preferences.Forced(forced):
             with torch.no_grad():
                 found = [module(x) for _ in range(2)][-1]
             report = polyconv.audit(module, x, quiet=True)
-            plans: list[Any] = [backend.plan(d.problem, inference=d.inference) for d in seen]
+            plans: list[Any] = [preferences.plan(backend, d.problem, inference=d.inference) for d in seen]
         plan: CpuPlan = plans[-1]
         row = report.rows[0]
         pictures = (x, w) if self.rank == 2 else (x.unsqueeze(2), w.unsqueeze(2))
@@ -143,7 +143,7 @@ class Distribution(Case):
     module(x)
 forced = {{}}
 for d in seen:  # let another candidate run
-    names = backend_for(torch.device("cpu")).candidates(d.problem, inference=d.inference)
+    names = candidate_names(backend_for(torch.device("cpu")), d.problem, inference=d.inference)
     names = [name for name in names if name.startswith("F(")] or names
     forced[d.key] = names[{self.trial} % len(names)]
 """
@@ -151,7 +151,7 @@ for d in seen:  # let another candidate run
 
 import polyconv
 from polyconv.autotune import preferences
-from polyconv.backend import backend_for
+from polyconv.backend import backend_for, candidate_names
 
 {sources((self.x, self.w))}
 

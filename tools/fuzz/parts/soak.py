@@ -124,7 +124,7 @@ def block(seed: int, index: int, kinds: tuple[str, ...]) -> None:
 def entries() -> int:
     """Number of entries in all caches."""
     backend: Any = backend_for(torch.device("cpu"))
-    cached: list[Any] = [planner._plan, backend._planned]
+    cached: list[Any] = [planner._plan]
     for function in cached:
         found = function.cache_info()
         if found.currsize > found.maxsize:

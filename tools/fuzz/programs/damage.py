@@ -24,7 +24,7 @@ import polyconv
 from polyconv import settings
 from polyconv.autotune import tuning_file
 from polyconv.autotune.tuning_file import Entry, Tuning, TuningError
-from polyconv.backend import backend_for
+from polyconv.backend import backend_for, candidate_names
 from polyconv.cuda.errors import MissingKernelError
 from polyconv.cuda.jit.bundle_writer import BundleWriter
 from polyconv.cuda.jit.cache import KernelCache
@@ -56,7 +56,7 @@ class TuningFile:
             polyconv.conv2d(self.x, self.w)
         entries = {"another problem": Entry("some candidate", {"some candidate": 0.5}, 1.0)}
         for decision in seen:
-            named = backend.candidates(decision.problem, inference=decision.inference)[-1]
+            named = candidate_names(backend, decision.problem, inference=decision.inference)[-1]
             entries[decision.key] = Entry(named, {named: 1e-3}, 2e-3, mark)
         return Tuning.of(backend.environment(), entries)
 

@@ -11,15 +11,14 @@ import torch
 import torch.nn.functional as F
 
 import polyconv
+from fake_cuda.library import driver_folder
 from polyconv import settings
 from polyconv.backend import override
 from polyconv.cuda import CudaError
 from virtual_gpu.gpu import VirtualGpu
-from virtual_gpu.process import build_driver
 
-DRIVER = build_driver()
 os.environ["POLYCONV_STRICT"] = "on"  # a kernel that fails is an error, without a fallback
-ctypes.CDLL(str(DRIVER / "libcuda.so.1"))  # libcuda.so.1 is this library from now on
+ctypes.CDLL(str(driver_folder() / "libcuda.so.1"))  # libcuda.so.1 is this library from now on
 
 KINDS = {
     "small": ((1, 4, 6, 7), (5, 4, 3, 3), {"padding": 1}),

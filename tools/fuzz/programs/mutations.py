@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 
 import polyconv
 from polyconv.autotune import preferences
-from polyconv.backend import backend_for
+from polyconv.backend import backend_for, candidate_names
 
 KINDS = {
     "small": ("Conv2d", (4, 6, 3), {"padding": 1}, (1, 4, 10, 11)),
@@ -508,7 +508,7 @@ def others_run(subject, training, trial):
         compare(subject.module, subject.x, training, "nothing, watched")
     forced = {}
     for d in seen if trial else ():
-        names = backend_for(torch.device("cpu")).candidates(d.problem, inference=d.inference)
+        names = candidate_names(backend_for(torch.device("cpu")), d.problem, inference=d.inference)
         forced[d.key] = names[trial % len(names)]
     return forced
 

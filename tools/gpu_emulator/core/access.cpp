@@ -7,7 +7,7 @@ namespace {
 
 // Collects distinct offsets with the lanes that share them.
 void add_piece(AccessPattern& p, int32_t offset, int lane) {
-  // Neighbouring lanes usually touch neighbouring pieces: look at the newest first.
+  // Neighbouring lanes usually touch neighbouring pieces: check the newest first.
   for (int i = p.pieces - 1; i >= 0; i--) {
     if (p.piece[i].offset == offset) {
       p.piece[i].lanes |= 1u << lane;
@@ -53,7 +53,7 @@ void analyse_global(AccessPattern& p, uint32_t width) {
   for (int l = 0; l < kLanes; l++) {
     if (!(p.mask >> l & 1)) continue;
     int64_t at = static_cast<int64_t>(p.base_in_line) + p.delta[l];
-    // Offset from the first lane's sector; an aligned access of at most 16 bytes stays inside one.
+    // Offset from the first lane's sector. An aligned access of at most 16 bytes stays inside one.
     add_piece(p, static_cast<int32_t>((at >> 5) - (p.base_in_line >> 5)) * 32, l);
     lines[lanes] = at >> 7;
     bytes[lanes++] = at;

@@ -1,7 +1,7 @@
-// How one warp-wide memory access maps onto banks, sectors and lines.
+// Mapping of a warp-wide memory access onto banks, sectors and lines.
 //
-// In a loop the lanes keep their distances and only the base moves, so the analysis of an access is remembered
-// per instruction, keyed by the distances, the active lanes and the base within a 128-byte line.
+// In a loop the lanes keep their distances and only the base moves, so the analysis of an access is cached per
+// instruction, keyed by the distances, the active lanes and the base within a 128-byte line.
 #pragma once
 #include <cstdint>
 #include <memory>

@@ -1,4 +1,4 @@
-// The C interface that Python (or a stand-in for the CUDA driver) calls. _core.py mirrors these structures.
+// C interface for Python (and for a fake CUDA driver). _core.py mirrors these structures.
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -79,7 +79,7 @@ EMULATOR_API const char* emulator_instruction_mnemonic(const void* kernel, uint6
   return static_cast<const Kernel*>(kernel)->sass[index].mnemonic.c_str();
 }
 
-// Empty if the instruction can be executed.
+// Reason why the instruction cannot be executed, or an empty string.
 EMULATOR_API const char* emulator_instruction_problem(const void* kernel, uint64_t index) {
   return static_cast<const Kernel*>(kernel)->unsupported[index].c_str();
 }
@@ -110,7 +110,7 @@ EMULATOR_API int emulator_launch(const EmulatorLaunch* launch, EmulatorResult* r
       Tracer::Header h;
       h.kernel_name = launch->trace_name;
       memcpy(h.grid, launch->grid, sizeof h.grid);
-      if (launch->blocks) {  // the simulator takes as many blocks from the file as the grid has
+      if (launch->blocks) {  // the simulator takes the number of blocks in the file from the grid
         h.grid[0] = static_cast<uint32_t>(launch->block_count);
         h.grid[1] = h.grid[2] = 1;
       }

@@ -6,7 +6,7 @@
 namespace gpu_emulator {
 namespace {
 
-// Instructions of the uniform datapath, and those of single lanes that do the same.
+// Opcodes of the uniform datapath, and the per-lane opcodes with the same operation.
 const std::map<std::string, std::string> kUniformOpcodes = {
     {"UBMSK", "BMSK"},   {"UBREV", "BREV"}, {"UFLO", "FLO"},   {"UIADD3", "IADD3"}, {"UIMAD", "IMAD"},
     {"UISETP", "ISETP"}, {"ULDC", "LDC"},   {"ULEA", "LEA"},   {"ULOP3", "LOP3"},   {"UMOV", "MOV"},
@@ -18,7 +18,7 @@ std::string handled_as(const std::string& opcode) {
   return found == kUniformOpcodes.end() ? opcode : found->second;
 }
 
-// All sources of a uniform instruction are uniform, so every lane computes the same: those that are elsewhere, too.
+// All sources of a uniform instruction are uniform, so the result holds for every lane, also for inactive ones.
 void run_for_all_lanes(Machine& m, Warp& w, const Inst& in, uint32_t) {
   in.for_all_lanes(m, w, in, kAllLanes);
 }
@@ -152,10 +152,10 @@ void Binder::wide_source(int slot, Number number) {
   } else if (o.kind == Operand::Kind::Immediate) {
     uint64_t bits;
     if (number == Number::Double) {
-      // A double immediate keeps its upper word only.
+      // A double immediate holds only the upper word.
       bits = o.is_float ? as_bits64(o.number) : static_cast<uint64_t>(o.bits) << 32;
     } else {
-      bits = o.bits;  // sign extension is the opcode's business
+      bits = o.bits;  // the opcode handles sign extension
     }
     low = pool_source({false, 0, static_cast<uint32_t>(bits)});
     high = pool_source({false, 0, static_cast<uint32_t>(bits >> 32)});

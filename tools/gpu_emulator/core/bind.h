@@ -1,7 +1,7 @@
-// From parsed text to an Inst: which handler, which rows, which flags.
+// Binding: from a parsed instruction to an Inst with its handler, rows and flags.
 //
-// Every opcode has a bind function. It must take every modifier that it understands; whatever is left over makes
-// the instruction unsupported, so nothing is ever executed on a guess.
+// Every opcode has a bind function, which must take every modifier that it understands. Any modifier left over makes
+// the instruction unsupported, so nothing is executed on a guess.
 #pragma once
 #include <initializer_list>
 #include <stdexcept>
@@ -23,12 +23,12 @@ class Binder {
   Binder(const SassInstruction& sass, Inst& inst, Kernel& kernel);
 
   const SassInstruction& sass;
-  const std::string opcode;  // of the handler: that of UIADD3 is IADD3
-  const bool uniform;        // the result is the warp's, not each lane's
+  const std::string opcode;  // of the handler: IADD3 for UIADD3
+  const bool uniform;        // the result belongs to the warp, not to a lane
   Inst& inst;
 
   // Modifiers.
-  bool take(const char* modifier);                         // present? then it is understood
+  bool take(const char* modifier);                         // returns whether it is present, and marks it as understood
   void ignore(std::initializer_list<const char*> names);   // no effect on the result
   int take_one(std::initializer_list<const char*> names);  // index of the first one present, or -1
   void finish() const;                                     // throws if a modifier was not taken
@@ -43,7 +43,7 @@ class Binder {
   void optional_predicate_destination(int slot);
   void source(int slot, Number number = Number::Integer);
   void wide_source(int slot, Number number = Number::Integer);  // 64 bits in slot and slot + 1
-  bool negatable_wide_source(int slot);  // an integer; true: both words are inverted, and one is still to be added
+  bool negatable_wide_source(int slot);  // an integer; true: both words are inverted, and 1 is still to be added
   void predicate_source(int slot);
   void address();  // src[0], offset; src[1]: the upper word if 64-bit, else a uniform register to be added
   uint32_t immediate();
@@ -60,7 +60,7 @@ class Binder {
   size_t next_ = 0;
 };
 
-// Bind functions by opcode family; each returns false if the opcode is not its own.
+// Bind functions by opcode family. Each returns false for other opcodes.
 bool bind_integer(Binder& b);
 bool bind_float(Binder& b);
 bool bind_double(Binder& b);
@@ -77,7 +77,7 @@ std::unique_ptr<Kernel> bind_kernel(const std::string& disassembly, int arch);
 
 // Elementwise helpers for handlers -------------------------------------------------------------------------
 
-// A handler for dst = op(a, b, c): vectorises over the lanes.
+// Handler for dst = op(a, b, c), vectorised over the lanes.
 template <class Op, int sources, bool plain>
 void elementwise(Machine&, Warp& w, const Inst& in, uint32_t mask) {
   constexpr int second = sources > 1 ? 1 : 0, third = sources > 2 ? 2 : 0;

@@ -1,4 +1,4 @@
-// Runs one thread block: warps in turn, each until it waits at a barrier, ends, or has had its slice.
+// Runs one thread block: warps in turn, each until it waits at a barrier, ends, or has used its time slice.
 #include <algorithm>
 
 #include "machine.h"
@@ -7,8 +7,8 @@
 namespace gpu_emulator {
 namespace {
 
-constexpr uint64_t kSlice = 1 << 20;       // instructions before another warp gets a turn
-constexpr uint64_t kGroupSlice = 1 << 12;  // instructions before another divergent group gets one
+constexpr uint64_t kSlice = 1 << 20;       // instructions before the next warp runs
+constexpr uint64_t kGroupSlice = 1 << 12;  // instructions before another divergent group runs
 
 }  // namespace
 
@@ -24,7 +24,7 @@ void Machine::prepare() {
     const PoolEntry& e = kernel.pool[i];
     uint32_t v = e.value;
     if (e.constant) {
-      // Beyond the end of a bank the value is poison: the upper word of a pair that nobody uses may lie there.
+      // Beyond the end of a bank the value is poison: the unused upper word of a pair may lie there.
       v = kRegisterPoison;
       if (static_cast<size_t>(e.bank) < banks.size() && e.value + 4ull <= banks[e.bank].size())
         memcpy(&v, banks[e.bank].data() + e.value, 4);
@@ -70,7 +70,7 @@ void Machine::start_warp(Warp& w, int id) {
   if (kernel.uses_local) w.local.assign(static_cast<size_t>(local_bytes) * kLanes, 0xab);
 }
 
-// The interpreter loop. Returns when the warp waits at a barrier, has ended, or has used up its slice.
+// Interpreter loop. Returns when the warp waits at a barrier, has ended, or has used its slice.
 void Machine::run_warp(Warp& w, uint64_t slice) {
   const Inst* code = kernel.code.data();
   const uint32_t size = static_cast<uint32_t>(kernel.code.size());
@@ -78,7 +78,7 @@ void Machine::run_warp(Warp& w, uint64_t slice) {
   while (true) {
     if (w.pc >= w.limit) {
       if (w.at_barrier >= 0 || !w.alive) return;
-      // Reached another group's address, or something changed: choose again.
+      // Reached another group's address, or the groups changed: choose again.
       for (int l = 0; l < kLanes; l++)
         if (w.active >> l & 1) w.lane_pc[l] = w.pc;
       reschedule(w);
@@ -210,7 +210,7 @@ void Machine::complete_if_full(int index) {
     Warp& w = warp[i];
     w.at_barrier = -1;
     w.limit = kNoLimit;  // all live lanes arrived together
-    // The instruction decides which of the three it wants; B2R reads the result.
+    // The instruction selects one of the three reductions; B2R reads the result.
     const std::vector<std::string>& mods = kernel.sass[w.pc - 1].modifiers;
     auto is = [&](const char* m) { return std::find(mods.begin(), mods.end(), m) != mods.end(); };
     w.reduction = is("POPC") ? b.popc : is("AND") ? b.all : b.any;

@@ -1,11 +1,11 @@
-// What goes wrong in a kernel. Thrown by the core, turned into a Python exception at the border.
+// Errors of a kernel: thrown by the core, reported through api.cpp, and raised as Python exceptions (faults.py).
 #pragma once
 #include <cstdint>
 #include <string>
 
 namespace gpu_emulator {
 
-// The numbers are shared with faults.py.
+// Same numbers as in faults.py.
 enum class FaultKind : int {
   None = 0,
   Unsupported = 1,
@@ -29,7 +29,7 @@ struct Fault {
   int lane = -1;  // -1: the warp as a whole
   bool has_address = false;
   uint64_t address = 0;
-  int other_thread = -1;  // the other side of a race
+  int other_thread = -1;  // the other thread of a race
   // Filled in by the block that was running:
   uint32_t pc = 0;
   int thread = -1;

@@ -36,7 +36,7 @@ GlobalMemory::GlobalMemory(const Range* ranges, size_t count, bool track_writers
   for (const Range& r : sorted) {
     if (!r.size) continue;
     uint64_t end = r.address + r.size;
-    // Overlapping views of one allocation become one buffer; neighbours that only touch stay apart.
+    // Overlapping views of one allocation become one buffer; neighbours that only touch stay separate.
     if (!buffers_.empty() && r.address < buffers_.back().end) {
       buffers_.back().end = std::max(buffers_.back().end, end);
       continue;

@@ -1,7 +1,6 @@
-// Global memory is the host's own: buffers registered with their bounds, addresses unchanged.
+// Global memory is host memory: buffers are registered with their bounds, addresses are unchanged.
 //
-// Everything kept per byte of a buffer lives in lazily mapped pages, so a buffer of many gigabytes of which a
-// kernel touches a little costs little.
+// Per-byte state of a buffer is in lazily mapped pages: a huge buffer of which a kernel touches little costs little.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -25,13 +24,12 @@ class LazyMemory {
   size_t bytes_ = 0;
 };
 
-// Stores are told apart down to elements of this size: neighbouring ones of 16 bits may be two threads'.
+// Granularity at which stores are attributed to threads: neighbouring 16-bit elements may belong to two threads.
 constexpr int kWriterBytes = 2;
 
 struct Buffer {
   uint64_t begin = 0, end = 0;
-  // Added to an address before it is split into sectors and lines: a CUDA allocation starts on a 256-byte
-  // boundary, the host's may not.
+  // Added to an address before it is split into sectors and lines: only CUDA allocations start on 256-byte boundaries.
   uint64_t bias = 0;
   LazyMemory readers;          // per 32-byte sector: number of the last block that read it
   LazyMemory written_sectors;  // one bit per 32-byte sector
@@ -51,7 +49,7 @@ class GlobalMemory {
   Buffer* find(uint64_t address, uint64_t size);
   std::string describe_nearest(uint64_t address, uint64_t size) const;
 
-  // Counts a sector once per launch, and reads also once per block (what a perfect L1 would fetch).
+  // Counts a sector once per launch, and reads also once per block (the traffic of a perfect L1).
   void touch_read(Buffer& b, uint64_t address) {
     uint32_t& last = reinterpret_cast<uint32_t*>(b.readers.data())[b.sector_index(address)];
     unique_read_ += last == 0;

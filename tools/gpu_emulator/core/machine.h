@@ -1,4 +1,4 @@
-// The running machine: warps, the block they belong to, and the launch around it.
+// State of the machine: warps, their block, and the launch.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -21,11 +21,10 @@ struct Inst;
 
 constexpr uint32_t kRegisterPoison = 0x7fffdeadu;  // a NaN, and no plausible address or index
 constexpr uint32_t kSharedPoison = 0x7fffbeefu;
-constexpr int kScratchRow = 256;  // writes to RZ end here; up to four registers wide
-// A uniform register is a row in which all lanes have one value, and a uniform predicate all bits, so that handlers need
-// not know the difference.
+constexpr int kScratchRow = 256;  // target of writes to RZ; up to four registers wide
+// A uniform register is a row with equal values in all lanes, a uniform predicate has equal bits: no special cases.
 constexpr int kRegisterRows = kUniformRegister + kUniformRegisters;
-constexpr int kScratchPredicate = 8;  // writes to PT end here
+constexpr int kScratchPredicate = 8;  // target of writes to PT
 constexpr int kPredicateRows = kUniformPredicate + kUniformPredicates;
 static_assert(kUniformRegister >= kScratchRow + 4 && kUniformPredicate > kScratchPredicate);
 constexpr int kConvergenceBarriers = 16;
@@ -36,7 +35,7 @@ constexpr uint64_t kSharedWindow = 0x00f0000000000000ull;
 constexpr uint64_t kLocalWindow = 0x00f1000000000000ull;
 constexpr uint64_t kWindowBytes = 1ull << 24;
 
-// A source operand: a row of 32 values, and what is done to each.
+// A source operand: a row of 32 values, and modifiers applied to each.
 struct Source {
   uint16_t row = kZeroRegister;
   uint8_t pooled = 0;  // 0: register row, 1: row of the constant pool
@@ -66,14 +65,14 @@ struct PredicateSource {
 
 using Handler = void (*)(Machine&, Warp&, const Inst&, uint32_t mask);
 
-// One decoded instruction, ready to run.
+// One decoded instruction.
 struct Inst {
   Handler run = nullptr;
-  Handler for_all_lanes = nullptr;  // what `run` calls with every lane, where the warp as a whole has the result
+  Handler for_all_lanes = nullptr;  // called by `run` for all lanes, if the result belongs to the warp
   uint32_t guard_flip = 0;
   uint8_t guard = kTruePredicate;
   uint8_t width = 4;  // bytes per lane of a memory access
-  uint8_t flags = 0;  // meaning is the handler's
+  uint8_t flags = 0;  // depends on the handler
   uint8_t kind = 0;   // likewise: comparison, function, special register, barrier ...
   uint16_t dst = kScratchRow;
   uint8_t pdst[2] = {kScratchPredicate, kScratchPredicate};
@@ -84,10 +83,10 @@ struct Inst {
   uint32_t target = 0;        // instruction index
   uint32_t index = 0;         // of this instruction
   bool wide_address = false;  // 64-bit address in a register pair
-  uint8_t scale_shift = 0;    // of the base register in an address of shared memory: [R4.X4] has 2
+  uint8_t scale_shift = 0;    // of the base register in a shared-memory address: 2 for [R4.X4]
 };
 
-// A row of the constant pool: an immediate, or a word of a constant bank, the same in every lane.
+// A row of the constant pool: an immediate, or a word of a constant bank, equal in all lanes.
 struct PoolEntry {
   bool constant = false;
   int bank = 0;
@@ -101,14 +100,14 @@ struct Kernel {
   std::vector<Inst> code;
   std::vector<PoolEntry> pool;
   std::vector<std::string> unsupported;  // per instruction: why it cannot run, or empty
-  bool byte_shared = false;              // some shared access is narrower than a word: track races per byte
+  bool byte_shared = false;              // some shared accesses are narrower than a word: track races per byte
   bool shared_cas = false;               // compare-and-swap loops read plainly what others write atomically
   bool partial_barriers = false;         // barriers with a thread count
   bool uses_local = false;
   bool asynchronous_copies = false;  // LDGSTS
 };
 
-// What happened at one instruction, summed over the launch.
+// Events at one instruction, summed over the launch.
 struct Counters {
   uint64_t issued = 0;   // warp instructions, predicated off or not
   uint64_t skipped = 0;  // of these, with no active lane
@@ -117,18 +116,18 @@ struct Counters {
   uint64_t requests = 0;  // warp-wide accesses
   uint64_t lines = 0;     // of 128 bytes
   uint64_t ideal = 0;     // sectors if packed
-  uint64_t sectors = 0;   // of 32 bytes, asked for
-  // Shared memory; a copy from global memory has both:
+  uint64_t sectors = 0;   // of 32 bytes, requested
+  // Shared memory; an asynchronous copy from global memory counts in both:
   uint64_t shared_requests = 0;
   uint64_t shared_wavefronts = 0;  // passes through the banks
   uint64_t shared_ideal = 0;       // passes without conflicts
 };
 
-// A lane's copy from global to shared memory that nobody has waited for.
+// A lane's copy from global to shared memory before its wait.
 struct AsynchronousCopy {
   uint32_t begin, bytes;
   int lane;
-  uint32_t group;  // how many groups the lane had closed before
+  uint32_t group;  // groups that the lane had closed before
 };
 
 struct Warp {
@@ -137,19 +136,19 @@ struct Warp {
   const uint32_t* base[2];     // register rows, constant pool
   uint32_t pc = 0;             // of the active lanes, as an instruction index
   uint32_t last_pc = 0;        // of the instruction being executed
-  uint32_t active = 0;         // lanes running together now
-  uint32_t limit = kNoLimit;   // lowest pc among the other runnable lanes: there the groups may join
+  uint32_t active = 0;         // lanes that currently run together
+  uint32_t limit = kNoLimit;   // lowest pc among the other runnable lanes, where the groups may join
   uint32_t alive = 0;          // lanes that have not exited
   uint32_t blocked = 0;        // lanes waiting at BSYNC or WARPSYNC
   uint32_t lane_pc[kLanes];    // of lanes that are not active
-  uint32_t waits_for[kLanes];  // the lanes that a blocked lane waits for
+  uint32_t waits_for[kLanes];  // lanes that a blocked lane waits for
   uint8_t waits_at[kLanes];    // convergence barrier, or kAtWarpSync
   uint32_t convergence[kConvergenceBarriers][kLanes];
   int id = 0;
   int at_barrier = -1;     // block barrier that this warp waits at
   uint32_t reduction = 0;  // result of its last BAR.RED
   std::vector<AsynchronousCopy> copies;
-  uint32_t copy_groups[kLanes];  // that each lane has closed
+  uint32_t copy_groups[kLanes];  // number of groups that each lane has closed
   std::vector<uint8_t> local;    // kLanes consecutive areas of Machine::local_bytes
 
   static constexpr uint8_t kAtWarpSync = 0xff;
@@ -157,7 +156,7 @@ struct Warp {
   const uint32_t* row(const Source& s) const { return base[s.pooled] + s.row * kLanes; }
   Values values(const Source& s) const { return Values(row(s), s.mods); }
   uint32_t predicate(const PredicateSource& p) const { return pred[p.index] ^ p.flip; }
-  void stop() { limit = 0; }  // makes the run loop look up
+  void stop() { limit = 0; }  // makes the run loop reschedule
 };
 
 struct BlockBarrier {
@@ -182,7 +181,7 @@ struct Machine {
   uint32_t threads, warps;
   uint32_t shared_bytes, local_bytes;
   std::vector<std::vector<uint8_t>> banks;                     // constant banks by number
-  std::vector<uint32_t> pool;                                  // kernel.pool spread over 32 lanes each
+  std::vector<uint32_t> pool;                                  // kernel.pool, each entry repeated for 32 lanes
   std::vector<Counters> counters;                              // per instruction
   std::vector<PatternCache> global_patterns, shared_patterns;  // per instruction
   Tracer* tracer = nullptr;
@@ -200,7 +199,7 @@ struct Machine {
 
   Machine(const Kernel& k, GlobalMemory& g) : kernel(k), global(g) {}
 
-  void prepare();                        // after the fields above are set
+  void prepare();                        // call once the fields above are set
   void run_block(const uint32_t id[3]);  // throws Fault
   const uint8_t* constant(int bank, uint64_t offset, uint32_t bytes, int lane) const;
 
@@ -258,7 +257,7 @@ inline uint64_t as_bits64(double d) {
   return x;
 }
 
-// Writes a row, only the lanes in `mask`.
+// Writes the lanes in `mask` of a row.
 inline void store_row(Warp& w, uint32_t row, const uint32_t* values, uint32_t mask) {
   uint32_t* d = w.reg[row];
   if (mask == kAllLanes) {

@@ -37,7 +37,7 @@ void check_alignment(const Inst& in, uint32_t mask, const uint64_t* address, con
                           std::string(what) + " access of " + std::to_string(in.width) + " bytes is not aligned");
 }
 
-// Distances from the first active lane; false if they do not fit.
+// Distances from the first active lane. Returns false if they do not fit into int32_t.
 bool distances(uint32_t mask, const uint64_t* address, uint64_t base, int32_t* delta) {
   uint64_t wide = 0;
   for (int l = 0; l < kLanes; l++) {
@@ -68,7 +68,7 @@ void check_writers(Machine& m, Warp& w, const Inst& in, Buffer& b, int lane, uin
   }
 }
 
-// Lanes in different buffers, or further apart than a distance holds: lane by lane, no cache.
+// Lanes in different buffers, or with distances beyond int32_t: lane by lane, without the cache.
 void count_scattered(Machine& m, const Inst& in, uint32_t mask, const uint64_t* address, uint8_t how, Counters& c) {
   uint64_t sectors[kLanes], lines[kLanes], bytes[kLanes];
   int n = 0;
@@ -162,7 +162,7 @@ void access_global(Machine& m, Warp& w, const Inst& in, uint32_t mask, const uin
   throw f;
 }
 
-// Two lanes of one store that hit the same word must at least agree on the value.
+// Lanes of one store that hit the same word must store equal values.
 void check_store_collision(Warp& w, const Inst& in, uint32_t lanes, uint64_t address) {
   if ((lanes & (lanes - 1)) == 0) return;
   int words = std::max(1, in.width / 4);

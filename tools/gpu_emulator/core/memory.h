@@ -1,4 +1,4 @@
-// The checked, counted path to memory that loads, stores and atomics share.
+// Checked and counted memory accesses, for loads, stores and atomics.
 #pragma once
 #include "machine.h"
 
@@ -6,15 +6,14 @@ namespace gpu_emulator {
 
 enum class Space { Global, Shared, Local };
 
-// kByWarp: every lane gets what any of them reads. kCopies: the write happens at some time before the thread's wait.
+// kByWarp: every lane receives what any lane reads. kCopies: the write happens at some time before the thread's wait.
 enum AccessFlags : uint8_t { kReads = 1, kWrites = 2, kAtomic = 4, kByWarp = 8, kCopies = 16 };
 
-// Lane addresses: 64-bit for global memory, 32-bit offsets for shared and local memory.
+// Addresses by lane: 64-bit for global memory, 32-bit offsets for shared and local memory.
 void global_addresses(const Warp& w, const Inst& in, uint64_t* address);
 void window_addresses(const Warp& w, const Inst& in, uint64_t* address);
 
-// Checks and counts an access by the lanes in `mask`; throws Fault. Afterwards every address may be dereferenced
-// (host_pointer).
+// Checks and counts an access by the lanes in `mask`; throws Fault. Then every address is valid for host_pointer.
 void access(Machine& m, Warp& w, const Inst& in, uint32_t mask, const uint64_t* address, Space space, uint8_t how);
 
 inline uint8_t* host_pointer(Machine& m, Warp& w, Space space, uint64_t address, int lane) {

@@ -1,5 +1,5 @@
-// Atomics. Lanes take their turn in order; a GPU promises no order, so a result that depends on it is a bug in the
-// kernel (floating-point sums above all).
+// Atomics, executed in lane order. A GPU guarantees no order, so a result that depends on it is a bug in the kernel
+// (floating-point sums above all).
 #include <cstring>
 
 #include "bind.h"
@@ -58,7 +58,7 @@ uint64_t read_value(const Warp& w, const Inst& in, int slot, int lane) {
   return in.width == 8 ? pair(low, w.row(in.src[slot + 1])[lane]) : low;
 }
 
-// kind: operation; flags: type; imm: 1 if the old value is wanted. src[2..3]: value or comparand, src[4..5]: new value.
+// kind: operation; flags: type; imm: 1 to return the old value. src[2..3]: value or comparand, src[4..5]: new value.
 void apply(Machine& m, Warp& w, const Inst& in, uint32_t mask, const uint64_t* address, Space space) {
   access(m, w, in, mask, address, space, kReads | kWrites | kAtomic);
   for (int l = 0; l < kLanes; l++) {

@@ -7,9 +7,9 @@ namespace gpu_emulator {
 
 // ---- divergence ------------------------------------------------------------------------------------------
 //
-// Lanes have their own program counters. The group with the lowest one runs, and looks up when it reaches the
-// next group's, so lanes meet again at the first common instruction. That alone would let lanes run ahead past a
-// point where the program makes them wait: BSYNC and WARPSYNC therefore block for real.
+// Lanes have their own program counters. The group with the lowest one runs, and stops when it reaches that of the next
+// group, so lanes converge at the first common instruction. That alone would let lanes run past a point where the
+// program makes them wait, so BSYNC and WARPSYNC really block.
 
 void reschedule(Warp& w) {
   uint32_t runnable = w.alive & ~w.blocked;
@@ -33,7 +33,7 @@ void reschedule(Warp& w) {
   w.pc = lowest;
 }
 
-// Gives another group its turn, so that lanes spinning on a lock let its holder proceed.
+// Switches to another group, so that lanes spinning on a lock let its holder proceed.
 void rotate(Warp& w) {
   uint32_t others = w.alive & ~w.blocked & ~w.active;
   if (!others) return;
@@ -44,7 +44,7 @@ void rotate(Warp& w) {
   for (int l = 0; l < kLanes; l++)
     if ((others >> l & 1) && w.lane_pc[l] == pc) w.active |= 1u << l;
   w.pc = pc;
-  // Groups further on are met as usual; those further back wait for their turn.
+  // Groups ahead join as usual; groups behind wait for their turn.
   w.limit = kNoLimit;
   for (int l = 0; l < kLanes; l++)
     if ((w.alive & ~w.blocked & ~w.active) >> l & 1 && w.lane_pc[l] > pc) w.limit = std::min(w.limit, w.lane_pc[l]);
@@ -107,7 +107,7 @@ void run_bra(Machine&, Warp& w, const Inst& in, uint32_t mask) {
   if (mask) jump(w, mask, in.target);
 }
 
-// Taken if of the lanes named (all, where none are) some live ones are not here (DIV), or all are (CONV).
+// Taken if some live lanes of those named (default: all) are elsewhere (DIV), or none are (CONV).
 void run_bra_if_diverged(Machine&, Warp& w, const Inst& in, uint32_t mask) {
   uint32_t named = w.values(in.src[0])[__builtin_ctz(mask)];
   bool diverged = named & w.alive & ~w.active;
@@ -187,7 +187,7 @@ void run_warpsync(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
   const uint32_t* r = w.row(in.src[0]);
   for (int l = 0; l < kLanes; l++)
     if (mask >> l & 1) w.waits_for[l] = r[l];
-  // Lanes here may name different sets; one that is complete goes on at once.
+  // Lanes may name different sets; a complete set continues at once.
   uint32_t waiting = 0;
   for (uint32_t left = mask; left;) {
     uint32_t named = r[__builtin_ctz(left)], group = 0;
@@ -332,7 +332,7 @@ bool bind_control(Binder& b) {
     in.run = run_trap;
   } else if (op == "BSSY") {
     in.kind = convergence_barrier(b);
-    b.next();  // the target matters to the scheduler of the hardware only
+    b.next();  // only the hardware's scheduler uses the target
     in.run = run_bssy;
   } else if (op == "BSYNC" || op == "BREAK") {
     in.kind = convergence_barrier(b);

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kRoundingModes[4] = {FE_TONEAREST, FE_TOWARDZERO, FE_DOWNWARD, FE_UPWARD};
 
-// An integer type: its width, and in bit 7 its sign.
+// An integer type: its width, and its signedness in bit 7.
 constexpr uint8_t kSignBit = 128;
 int integer_bits(uint8_t type) {
   return type & 127;
@@ -87,7 +87,7 @@ void bind_i2f(Binder& b) {
   } else {
     const Operand& o = b.peek();
     if (o.kind == Operand::Kind::Register && o.suffix.size() == 2 && o.suffix[0] == 'B') {
-      // a byte or half-word inside the register
+      // a byte or half-word of the register
       in.imm |= static_cast<uint32_t>(o.suffix[1] - '0') * 8 << 8;
       if (o.negate || o.absolute || o.invert) throw Unsupported("operand " + o.text);
       in.src[0] = b.register_source(b.next().index);
@@ -159,7 +159,7 @@ void bind_f2i(Binder& b) {
   in.run = run_f2i;
 }
 
-// In the rounding mode that is set.
+// In the current rounding mode.
 uint32_t to_half(float x) {
   volatile _Float16 h = static_cast<_Float16>(x);
   const _Float16 plain = h;
@@ -168,7 +168,7 @@ uint32_t to_half(float x) {
   return bits;
 }
 
-// To the nearest, or toward zero.
+// Rounds to nearest, or toward zero.
 uint32_t to_bfloat(float x, bool nearest) {
   if (x != x) return 0x7fff;
   const uint32_t bits = as_bits(x);
@@ -250,7 +250,7 @@ void bind_pack(Binder& b) {
   in.run = run_pack;
 }
 
-// imm: the bit of the register that the half starts at.
+// imm: first bit of the half in the register.
 void run_widen_half(Machine&, Warp& w, const Inst& in, uint32_t mask) {
   const Values a = w.values(in.src[0]);
   alignas(64) uint32_t out[kLanes];
@@ -258,8 +258,7 @@ void run_widen_half(Machine&, Warp& w, const Inst& in, uint32_t mask) {
   store_row(w, in.dst, out, mask);
 }
 
-// HADD2.F32 R0, R1.H0_H0, -RZ.H0_H0, or the other way round on sm_80, is how the compiler writes the conversion of a
-// half to a float: plus minus zero.
+// HADD2.F32 R0, R1.H0_H0, -RZ.H0_H0 (operands exchanged on sm_80) adds -0: the compiler's conversion of half to float.
 void bind_widen_half(Binder& b) {
   if (!b.take("F32")) throw Unsupported("half precision");
   b.destination();

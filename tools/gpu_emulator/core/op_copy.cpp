@@ -1,7 +1,6 @@
-// Asynchronous copies from global to shared memory (LDGSTS), and what waits for them.
+// Asynchronous copies from global to shared memory (LDGSTS), and waits for them.
 //
-// The bytes are moved at once. That they may as well come later, at any time before the wait, is what the race detector
-// knows: until then nobody may touch them.
+// The bytes are moved at once. On hardware they arrive at any time before the wait: until then, any access is a race.
 #include <algorithm>
 #include <cstring>
 
@@ -23,7 +22,7 @@ void run_ldgsts(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
   for (int l = 0; l < kLanes; l++) {
     to[l] = (base[l] << in.scale_shift) + uniform[l] + in.imm;
     bytes[l] = in.width;
-    if (in.flags & kZeroFill) {  // the address says how many bytes are missing
+    if (in.flags & kZeroFill) {  // the low bits of the address are the number of missing bytes
       bytes[l] -= static_cast<uint32_t>(from[l] & (in.width - 1u));
       from[l] &= ~static_cast<uint64_t>(in.width - 1u);
     }
@@ -43,7 +42,7 @@ void run_ldgsts(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
 void bind_ldgsts(Binder& b) {
   Inst& in = b.inst;
   if (!b.take("E")) throw Unsupported("32-bit global address");
-  b.ignore({"BYPASS", "LTC64B", "LTC128B", "LTC256B"});  // which caches keep it
+  b.ignore({"BYPASS", "LTC64B", "LTC128B", "LTC256B"});  // caching hints
   const int width = b.take_one({"128", "64"});
   in.width = width == 0 ? 16 : width == 1 ? 8 : 4;
   in.flags = b.take("ZFILL") ? kZeroFill : 0;
@@ -61,12 +60,12 @@ void bind_ldgsts(Binder& b) {
   in.run = run_ldgsts;
 }
 
-// Closes the group of the copies that a lane has started since the last time.
+// Closes the group of the copies that a lane has started since the previous LDGDEPBAR.
 void run_ldgdepbar(Machine&, Warp& w, const Inst&, uint32_t mask) {
   for (int l = 0; l < kLanes; l++) w.copy_groups[l] += mask >> l & 1;
 }
 
-// imm: how many of the newest closed groups need not be complete.
+// imm: number of newest closed groups that need not be complete.
 void run_wait(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
   auto complete = [&](const AsynchronousCopy& c) {
     return (mask >> c.lane & 1) && static_cast<uint64_t>(c.group) + in.imm < w.copy_groups[c.lane];
@@ -85,7 +84,7 @@ bool bind_copy(Binder& b) {
     bind_ldgsts(b);
   } else if (op == "LDGDEPBAR") {
     in.run = run_ldgdepbar;
-  } else if (op == "DEPBAR") {  // groups of copies count in scoreboard 0; nothing else is ever in flight here
+  } else if (op == "DEPBAR") {  // groups of copies count in scoreboard 0; nothing else is in flight here
     const bool of_copies = b.take("LE") && b.more() && b.next().text == "SB0";
     in.imm = of_copies ? b.immediate() : kNoLimit;
     while (b.more()) b.next();

@@ -21,7 +21,7 @@ void run_arithmetic(Machine&, Warp& w, const Inst& in, uint32_t mask) {
   fesetround(kRoundingModes[in.flags]);
   for (int l = 0; l < kLanes; l++) {
     if (!(mask >> l & 1)) continue;
-    // volatile: the operation must stay between the two fesetround calls
+    // volatile: keeps the operation between the two fesetround calls
     volatile double a = read(w, in, 0, l), b = read(w, in, 2, l), c = read(w, in, 4, l), r;
     r = in.kind == kFma ? __builtin_fma(a, b, c) : in.kind == kMul ? a * b : a + b;
     uint64_t bits = as_bits64(r);
@@ -52,7 +52,7 @@ void run_dsetp(Machine&, Warp& w, const Inst& in, uint32_t mask) {
     double a = read(w, in, 0, l), b = read(w, in, 2, l);
     bool first, other;
     if (in.kind & (kMinimum | kMaximum)) {
-      // "Take the first"; the second predicate says that both are NaN.
+      // First predicate: take the first operand. Second: both are NaN.
       bool less = a < b || (a == b && std::signbit(a) && !std::signbit(b));
       bool greater = a > b || (a == b && !std::signbit(a) && std::signbit(b));
       first = (in.kind & kMinimum ? less : greater) || b != b;

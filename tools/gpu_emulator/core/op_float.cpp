@@ -1,5 +1,5 @@
-// Single-precision arithmetic. The host's IEEE arithmetic is the device's; NaNs keep their payload here, where a
-// GPU would return the canonical one, so that a poisoned register stays recognisable.
+// Single-precision arithmetic with the host's IEEE operations. NaNs keep their payload (a GPU returns the canonical
+// NaN), so that a poisoned register stays recognisable.
 #include <cfenv>
 #include <cmath>
 #include <limits>
@@ -63,7 +63,7 @@ void run_careful(Machine&, Warp& w, const Inst& in, uint32_t mask) {
   for (int l = 0; l < kLanes; l++) {
     if (!(mask >> l & 1)) continue;
     float x = as_float(a[l]), y = as_float(b[l]), z = as_float(c[l]);
-    // volatile: the operation must stay between the two fesetround calls
+    // volatile: keeps the operation between the two fesetround calls
     volatile float vx = ftz ? flush(x) : x, vy = ftz ? flush(y) : y, vz = ftz ? flush(z) : z;
     volatile float r = Op::apply(vx, vy, vz);
     out[l] = as_bits(r);
@@ -192,7 +192,7 @@ void run_fsel(Machine&, Warp& w, const Inst& in, uint32_t mask) {
   store_row(w, in.dst, out, mask);
 }
 
-// Minimum where the predicate holds, else maximum. A NaN loses against a number, and -0 is below +0.
+// Minimum if the predicate holds, else maximum. A number wins against NaN, and -0 is below +0.
 void run_fmnmx(Machine&, Warp& w, const Inst& in, uint32_t mask) {
   const Values a = w.values(in.src[0]), b = w.values(in.src[1]);
   uint32_t p = w.predicate(in.psrc[0]);
@@ -214,8 +214,8 @@ void run_fmnmx(Machine&, Warp& w, const Inst& in, uint32_t mask) {
 
 // ---- division support, special functions -----------------------------------------------------------------
 
-// True where the short division sequence is not safe. The slow path that follows is right for every input, so
-// this may be more careful than the hardware.
+// True if the short division sequence is not safe. The slow path that follows is right for every input, so this may be
+// more conservative than the hardware.
 void run_fchk(Machine&, Warp& w, const Inst& in, uint32_t mask) {
   const Values a = w.values(in.src[0]), b = w.values(in.src[1]);
   uint32_t slow = 0;
@@ -230,7 +230,7 @@ void run_fchk(Machine&, Warp& w, const Inst& in, uint32_t mask) {
 
 enum Function : uint8_t { kRcp, kRsq, kSqrt, kEx2, kLg2, kSin, kCos, kRcp64H, kRsq64H };
 
-// Results are the correctly rounded ones (the hardware's err by about one unit in the last place).
+// Correctly rounded results (the hardware errs by about one unit in the last place).
 uint32_t special_function(uint8_t kind, uint32_t bits) {
   constexpr double two_pi = 6.283185307179586476925;
   double x = as_float(bits);

@@ -18,8 +18,7 @@ struct Add3 {
   static uint32_t apply(const Inst&, uint32_t a, uint32_t b, uint32_t c) { return a + b + c; }
 };
 
-// HFMA2.MMA R0, -RZ, RZ, 1.875, 0 is a move that the compiler sends through another pipe: two halves, the upper one
-// first, plus minus zero.
+// HFMA2.MMA R0, -RZ, RZ, 1.875, 0 is a move through another pipe: two half immediates, the upper one first, plus -0.
 void bind_half_move(Binder& b) {
   if (!b.take("MMA")) throw Unsupported("half precision");
   b.destination();
@@ -169,7 +168,7 @@ void run_select(Machine&, Warp& w, const Inst& in, uint32_t mask) {
   store_row(w, in.dst, out, mask);
 }
 
-// flags: unsigned. Minimum where the predicate holds, maximum elsewhere.
+// flags: unsigned. Minimum if the predicate holds, else maximum.
 void run_imnmx(Machine&, Warp& w, const Inst& in, uint32_t mask) {
   const Values a = w.values(in.src[0]), b = w.values(in.src[1]);
   uint32_t p = w.predicate(in.psrc[0]), bias = in.flags ? 0 : 0x80000000u;
@@ -230,7 +229,7 @@ void run_lea(Machine&, Warp& w, const Inst& in, uint32_t mask) {
   uint32_t carry_in = in.flags & kLeaExtended ? w.predicate(in.psrc[0]) : 0;
   bool high = in.flags & kLeaHigh, negated = in.flags & kLeaNegated;
   uint32_t flip = negated ? 0xffffffffu : 0;
-  // -x is ~x + 1; with a carry chain the + 1 comes in from below.
+  // -x is ~x + 1; in a carry chain, the + 1 comes in as the carry.
   uint64_t one = negated && !high && !(in.flags & kLeaExtended) ? 1 : 0;
   alignas(64) uint32_t out[kLanes];
   uint32_t carry_out = 0;
@@ -270,7 +269,7 @@ void bind_lea(Binder& b) {
 // ---- logic -----------------------------------------------------------------------------------------------
 
 inline uint32_t lookup(uint32_t table, uint32_t a, uint32_t b, uint32_t c) {
-  auto row = [&](int i) { return 0u - (table >> i & 1); };  // all ones where the table says so
+  auto row = [&](int i) { return 0u - (table >> i & 1); };  // all ones if the table's bit is set
   uint32_t with_a = (b & ((c & row(7)) | (~c & row(6)))) | (~b & ((c & row(5)) | (~c & row(4))));
   uint32_t without_a = (b & ((c & row(3)) | (~c & row(2)))) | (~b & ((c & row(1)) | (~c & row(0))));
   return (a & with_a) | (~a & without_a);

@@ -60,7 +60,7 @@ void load(Machine& m, Warp& w, const Inst& in, uint32_t mask, const uint64_t* ad
 
 void store(Machine& m, Warp& w, const Inst& in, uint32_t mask, const uint64_t* address, Space space) {
   access(m, w, in, mask, address, space, kWrites);
-  // src[2] holds the first register of the value; RZ stands for as many zeros as needed.
+  // src[2] is the first register of the value; RZ stands for as many zeros as needed.
   bool zero = in.src[2].row == kZeroRegister && !in.src[2].pooled;
   const uint32_t* row = w.row(in.src[2]);
   int step = zero ? 0 : kLanes, words = std::max(1, in.width / 4);
@@ -110,7 +110,7 @@ void take_width(Binder& b) {
 }
 
 void take_ordering(Binder& b) {
-  // Caching and ordering hints change nothing where memory is sequentially consistent.
+  // Caching and ordering hints have no effect, because memory is sequentially consistent here.
   b.ignore({"SYS", "GPU", "CTA", "SM", "VC", "STRONG", "WEAK", "CONSTANT", "U", "EF", "EL", "LU", "EU", "NA", "CI",
             "CONSTANT", "LTC64B", "LTC128B", "PRIVATE"});
 }
@@ -163,8 +163,8 @@ void bind_store(Binder& b, Space space, bool generic) {
   }
 }
 
-// LDSM: 8 x 8 matrices of 16-bit elements, kind of them. Lane 8 i + r has the address of row r of matrix i; register i
-// of a lane gets two neighbours of a row of matrix i or (flags) of a column.
+// LDSM: `kind` 8 x 8 matrices of 16-bit elements. Lane 8 i + r has the address of row r of matrix i; register i of a
+// lane gets two neighbours of a row of matrix i or (flags) of a column.
 void run_ldsm(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
   require_all_lanes(m, in, mask);
   alignas(64) uint64_t address[kLanes];
@@ -228,7 +228,7 @@ void bind_ldc(Binder& b) {
   in.run = run_ldc;
 }
 
-// Which window does a generic address lie in? kind: 0 shared, 1 local, 2 global.
+// Tests the window of a generic address. kind: 0 shared, 1 local, 2 global.
 void run_qspc(Machine&, Warp& w, const Inst& in, uint32_t mask) {
   alignas(64) uint64_t address[kLanes];
   global_addresses(w, in, address);

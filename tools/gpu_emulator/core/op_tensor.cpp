@@ -7,7 +7,7 @@
 namespace gpu_emulator {
 namespace {
 
-constexpr int kHalfBits = 11, kBfloatBits = 8, kTf32Bits = 11;  // of a factor's significand
+constexpr int kHalfBits = 11, kBfloatBits = 8, kTf32Bits = 11;  // significand of a factor
 
 // mma.sync.m8n8k4 is four HMMA steps. A warp holds four independent products of 8 x 4 by 4 x 8, one per pair of quads:
 // lanes 4q to 4q + 3 and 16 + 4q to 16 + 4q + 3 are the eight members of pair q.
@@ -19,9 +19,9 @@ int lane_of(int quad_pair, int member) {
 
 enum Hmma884Flags : uint8_t { kAByColumns = 1, kBByRows = 2 };
 
-// One operand of a quad pair: eight rows of A, or eight columns of B, of four halves each. A member holds four halves in
-// two registers: a whole row (column), or, where the operand is stored the other way, entry (member & 3) of the four
-// rows (columns) of its quad. A step needs half of the rows (columns): those that have `bit` as in `value`.
+// One operand of a quad pair: eight rows of A, or eight columns of B, of four halves each. A member holds four halves
+// in two registers: a whole row (column), or, if the operand is stored the other way, entry (member & 3) of the four
+// rows (columns) of its quad. A step needs only half of the rows (columns): those with (line & bit) == value.
 void read_operand(const uint32_t* low, const uint32_t* high, int quad_pair, bool across, int bit, int value,
                   TensorNumber (&out)[kMembers][kDepth]) {
   for (int member = 0; member < kMembers; member++) {
@@ -34,7 +34,7 @@ void read_operand(const uint32_t* low, const uint32_t* high, int quad_pair, bool
   }
 }
 
-// Whether both operands have no half but zeros.
+// Whether all halves of both operands are zero.
 bool is_zero(const Warp& w, const Inst& in) {
   uint32_t any = 0;
   for (int slot = 0; slot < 4; slot++) {
@@ -44,12 +44,12 @@ bool is_zero(const Warp& w, const Inst& in) {
   return !(any & 0x7fff7fffu);
 }
 
-// kind: the step. It writes the accumulators 2 step and 2 step + 1 of the eight that a lane has in the PTX manual.
+// kind: the step. It writes accumulators 2 step and 2 step + 1 of the eight that a lane has in the PTX manual.
 void run_hmma_884(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
   require_all_lanes(m, in, mask);
   const uint32_t* addend[2] = {w.row(in.src[4]), w.row(in.src[5])};
   alignas(64) uint32_t out[2][kLanes];
-  if (is_zero(w, in)) {  // as on the empty tensors that costs are counted on
+  if (is_zero(w, in)) {  // shortcut for the zero tensors on which costs are counted
     for (int j = 0; j < 2; j++)
       for (int l = 0; l < kLanes; l++) out[j][l] = addend[j][l] << 1 ? addend[j][l] : 0;
     store_row(w, in.dst, out[0], mask);
@@ -70,7 +70,7 @@ void run_hmma_884(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
     }
   }
   store_row(w, in.dst, out[0], mask);
-  store_row(w, in.dst + 1, out[1], mask);  // behind RZ there is scratch
+  store_row(w, in.dst + 1, out[1], mask);  // RZ is followed by scratch rows
 }
 
 // A pair of registers; RZ is a pair of zeros.
@@ -80,7 +80,7 @@ void pair_source(Binder& b, int slot, const Operand& o) {
   b.inst.src[slot + 1] = b.register_source(o.index == kZeroRegister ? o.index : o.index + 1);
 }
 
-// HMMA.884.F32.F32.STEP0 R8, R2.ROW, R4.COL, R8: types of the result and of the addend, how A and B lie in the lanes.
+// HMMA.884.F32.F32.STEP0 R8, R2.ROW, R4.COL, R8: types of the result and of the addend, layouts of A and B.
 void bind_hmma_884(Binder& b) {
   Inst& in = b.inst;
   const auto& modifiers = b.sass.modifiers;
@@ -104,7 +104,7 @@ void bind_hmma_884(Binder& b) {
 
 // ---- 16 x k by k x 8 -------------------------------------------------------------------------------------
 
-// How factors lie in a register, and how they are added.
+// Layout of factors in a register, and rounding of their sums.
 struct Fp16 {
   static constexpr int per_register = 2, bits = kHalfBits;
   static constexpr TensorRounding rounding = kAmpere16Bit;
@@ -115,7 +115,7 @@ struct Bf16 {
   static constexpr TensorRounding rounding = kAmpere16Bit;
   static float value(uint32_t word, int i) { return as_float(i ? word & 0xffff0000u : word << 16); }
 };
-struct Tf32 {  // the lower 13 bits of the float are not looked at
+struct Tf32 {  // ignores the lower 13 bits of the float
   static constexpr int per_register = 1, bits = kTf32Bits;
   static constexpr TensorRounding rounding = kAmpereTf32;
   static float value(uint32_t word, int) { return as_float(word & ~0x1fffu); }
@@ -123,9 +123,8 @@ struct Tf32 {  // the lower 13 bits of the float are not looked at
 
 constexpr int kRows = 16, kColumns = 8;
 
-// Four lanes share a row of A and of the result, or a column of B. A register of theirs holds neighbouring factors of
-// it; registers of A alternate between row r and row r + 8, and every second one (every one of B) is a piece of the
-// depth further on.
+// Four lanes share a row of A and of the result, or a column of B. Each register holds neighbouring factors; registers
+// of A alternate between row r and row r + 8, and every second one (every one of B) is one piece of the depth further.
 template <class Type, int pieces>
 void run_hmma_16(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
   require_all_lanes(m, in, mask);

@@ -1,4 +1,4 @@
-// Instructions that look across the lanes of a warp, and special registers.
+// Warp-wide instructions and special registers.
 #include <algorithm>
 #include <cstring>
 
@@ -16,7 +16,7 @@ void require_all_lanes(const Machine& m, const Inst& in, uint32_t mask) {
 
 namespace {
 
-// The lanes that run a warp-synchronous instruction together are ordered by it.
+// Orders the lanes that execute a warp-synchronous instruction together.
 void synchronised(Machine& m, Warp& w, uint32_t mask) {
   if (m.options.check_races) m.races.warp_sync(w.id, mask, w.alive);
 }
@@ -30,7 +30,7 @@ void run_shfl(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
   alignas(64) uint32_t out[kLanes];
   uint32_t valid = 0;
   for (int l = 0; l < kLanes; l++) {
-    // control: bits 8-12 say which lane bits stay (the segment), bits 0-4 clamp
+    // control: bits 8-12 are the lane bits that stay (the segment), bits 0-4 clamp
     uint32_t keep = control[l] >> 8 & 31, clamp = control[l] & 31;
     int most = static_cast<int>((static_cast<uint32_t>(l) & keep) | (clamp & ~keep));
     int first = static_cast<int>(static_cast<uint32_t>(l) & keep);
@@ -55,7 +55,7 @@ void run_shfl(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
     }
     if (!inside) source = l;
     valid |= static_cast<uint32_t>(inside) << l;
-    // A lane that does not take part has no value to give.
+    // A lane that does not participate provides no value.
     out[l] = mask >> source & 1 ? from[source] : kRegisterPoison;
   }
   store_row(w, in.dst, out, mask);
@@ -67,7 +67,7 @@ void run_shfl(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
 
 enum Vote : uint8_t { kAny, kAll, kEqual };
 
-// uniform: the result is the warp's (VOTEU).
+// uniform: the result belongs to the warp (VOTEU).
 template <bool uniform>
 void run_vote(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
   uint32_t ballot = w.predicate(in.psrc[0]) & mask;
@@ -81,7 +81,7 @@ void run_vote(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
   if (in.psrc[0].index != kTruePredicate) synchronised(m, w, mask);
 }
 
-// The value of the first active lane, to the warp.
+// R2UR: broadcasts the value of the first active lane to the warp.
 void run_r2ur(Machine&, Warp& w, const Inst& in, uint32_t mask) {
   uint32_t value = w.values(in.src[0])[__builtin_ctz(mask)];
   std::fill_n(w.reg[in.dst], kLanes, value);
@@ -89,7 +89,7 @@ void run_r2ur(Machine&, Warp& w, const Inst& in, uint32_t mask) {
 
 enum Reduction : uint8_t { kSum, kMin, kMax, kAnd, kOr, kXor };
 
-// REDUX: one value of all active lanes, to the warp. flags: signed.
+// REDUX: reduces all active lanes to one value of the warp. flags: signed.
 void run_redux(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
   const Values from = w.values(in.src[0]);
   const uint32_t bias = in.flags ? 0x80000000u : 0;
@@ -194,7 +194,7 @@ uint32_t special_register(const Machine& m, const Warp& w, uint8_t kind, int l) 
     case 23:
       return m.shared_bytes;
     default:
-      return 0;  // SRZ, and identities that do not matter here
+      return 0;  // SRZ, and identities without effect here
   }
 }
 
@@ -202,7 +202,7 @@ void run_s2r(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
   alignas(64) uint32_t out[kLanes];
   for (int l = 0; l < kLanes; l++) out[l] = special_register(m, w, in.kind, l);
   store_row(w, in.dst, out, mask);
-  if (in.flags) {  // a pair: clocks continue in their upper half, everything else is zero there
+  if (in.flags) {  // a pair: the upper half of a clock, zero for everything else
     uint8_t upper = in.kind == 12 || in.kind == 14 ? in.kind + 1 : 16;
     for (int l = 0; l < kLanes; l++) out[l] = special_register(m, w, upper, l);
     store_row(w, in.dst + 1, out, mask);
@@ -262,7 +262,7 @@ bool bind_warp(Binder& b) {
   } else if (op == "REDUX") {
     int kind = b.take_one({"SUM", "MIN", "MAX", "AND", "OR", "XOR"});
     b.ignore({"U32"});
-    in.kind = static_cast<uint8_t>(kind < 0 ? kAnd : kind);  // which the disassembler does not name
+    in.kind = static_cast<uint8_t>(kind < 0 ? kAnd : kind);  // the disassembler does not name AND
     in.flags = b.take("S32");
     b.destination();
     b.source(0);

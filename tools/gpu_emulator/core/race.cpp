@@ -40,7 +40,7 @@ void RaceDetector::warp_sync(int w, uint32_t mask, uint32_t alive) {
     return;
   }
   if (c.lane_seen.empty()) c.lane_seen.assign(kLanes * kLanes, 0);
-  // What any of them had seen, all of them have seen now.
+  // All of them have now seen what any of them had seen.
   uint32_t joined[kLanes] = {};
   for (int l = 0; l < kLanes; l++)
     if (mask >> l & 1)
@@ -85,7 +85,7 @@ bool RaceDetector::ordered(const AccessRecord& r, uint32_t unit, int w, uint32_t
   if (r.several()) {
     for (int v = 0; v < warps_; v++) {
       if (!(r.mask >> v & 1)) continue;
-      // Which lanes of our own warp took part is not kept; the other warps decide.
+      // The lanes of the own warp are not recorded; the other warps decide.
       if (v == w && (r.mask & ~(1u << w))) continue;
       uint32_t time = read_times_.empty() || r.atomic() ? r.time() : read_times_[unit * kMaxWarps + v];
       if (time > (v == w ? c.floor_warp : c.seen[v])) {
@@ -118,8 +118,8 @@ bool RaceDetector::ordered(const AccessRecord& r, uint32_t unit, int w, uint32_t
   return true;
 }
 
-// Adds an access. Whatever is already ordered before it can be forgotten: who comes after this one comes after
-// that one too. What is concurrent with it (reads, or atomics) is merged.
+// Adds an access. Accesses ordered before it can be forgotten: whatever is ordered after this one is ordered after
+// them, too. Concurrent accesses (reads, or atomics) are merged.
 inline void RaceDetector::record(AccessRecord& r, uint32_t unit, int w, uint32_t lanes, bool atomic) {
   uint32_t fresh = stamp(w, atomic);
   if (r.stamp == fresh) {
@@ -132,7 +132,7 @@ inline void RaceDetector::record(AccessRecord& r, uint32_t unit, int w, uint32_t
   }
   bool concurrent;
   if (r.several() && !partial_barriers_) {
-    concurrent = true;  // without barriers of part of the block the quick test is exact
+    concurrent = true;  // without partial barriers the quick test is exact
   } else if (!r.several() && r.warp() != w) {
     concurrent = r.time() > clocks_[w].seen[r.warp()];
   } else {

@@ -30,7 +30,7 @@ bool is_digit(char c) {
   return isdigit(static_cast<unsigned char>(c));
 }
 
-// "R12", "RZ", "UR4", "URZ": the number; -1 when it is not a register name.
+// Number of a register name "R12", "RZ", "UR4", "URZ"; -1 for other names.
 int register_number(const std::string& s) {
   if (s == "RZ" || s == "URZ") return kZeroRegister;
   if (s.size() >= 2 && s[0] == 'R' && is_digit(s[1])) return atoi(s.c_str() + 1);
@@ -38,7 +38,7 @@ int register_number(const std::string& s) {
   return -1;
 }
 
-// "P0", "PT", "UP0", "UPT": the number; -1 when it is not a predicate's name.
+// Number of a predicate name "P0", "PT", "UP0", "UPT"; -1 for other names.
 int predicate_number(const std::string& s) {
   if (s == "PT" || s == "UPT") return kTruePredicate;
   if (s.size() == 2 && s[0] == 'P' && is_digit(s[1])) return s[1] - '0';
@@ -46,8 +46,8 @@ int predicate_number(const std::string& s) {
   return -1;
 }
 
-// "[R9]", "[R9+0x200]", "[R9.64+-0x10]", "[0x10]", "[R9.X4+UR4+0x80]", "c[0x0][UR4]": a base register, which may be
-// scaled, a uniform register and a displacement.
+// "[R9]", "[R9+0x200]", "[R9.64+-0x10]", "[0x10]", "[R9.X4+UR4+0x80]", "c[0x0][UR4]": a base register, perhaps scaled,
+// a uniform register and a displacement.
 void parse_address(const std::string& inside, Operand& out) {
   size_t begin = 0;
   while (begin < inside.size()) {
@@ -106,7 +106,7 @@ Operand parse_operand(const std::string& raw) {
     parse_address(s.substr(1, s.find(']') - 1), out);
     return out;
   }
-  // Prefixes. A minus in front of a number belongs to the number.
+  // Prefixes. A minus before a number belongs to the number.
   while (!s.empty() && strchr("-~|!", s[0])) {
     bool number_follows =
         s[0] == '-' && s.size() > 1 && (is_digit(s[1]) || starts_with(s, "-INF") || starts_with(s, "-QNAN"));
@@ -199,7 +199,7 @@ SassInstruction parse_line(uint32_t pc, const std::string& body) {
   while (!rest.empty()) {
     size_t comma = rest.find(',');
     std::string piece = trim(rest.substr(0, comma));
-    // Indirect branches separate register and displacement by a blank only: "RET.REL.NODEC R20 0x0".
+    // Indirect branches separate register and displacement only by a blank: "RET.REL.NODEC R20 0x0".
     size_t gap = piece.find(' ');
     if (gap != std::string::npos && register_number(piece.substr(0, gap)) >= 0) {
       in.operands.push_back(parse_operand(piece.substr(0, gap)));

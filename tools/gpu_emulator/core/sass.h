@@ -1,4 +1,4 @@
-// The text that `nvdisasm -b` prints, as a data structure. Nothing here executes.
+// The output of `nvdisasm -b` as a data structure. Nothing here executes.
 #pragma once
 #include <cstdint>
 #include <stdexcept>
@@ -9,8 +9,8 @@ namespace gpu_emulator {
 
 constexpr int kZeroRegister = 255;  // RZ
 constexpr int kTruePredicate = 7;   // PT
-// What a whole warp shares has numbers of its own: UR4 is register kUniformRegister + 4, UP0 predicate
-// kUniformPredicate. URZ is RZ and UPT is PT, for what they say is the same.
+// Numbers of registers and predicates shared by a warp: UR4 is register kUniformRegister + 4, UP0 is predicate
+// kUniformPredicate. URZ is RZ and UPT is PT, which have the same values.
 constexpr int kUniformRegister = 260;
 constexpr int kUniformRegisters = 64;
 constexpr int kUniformPredicate = 9;
@@ -32,7 +32,7 @@ struct Operand {
   bool is_float = false;        // immediate written as a decimal float
   double number = 0;            // its value, when is_float
   uint32_t bits = 0;            // its bits otherwise
-  std::string suffix;           // .64, .U32, .H0_H0 ... (without .reuse, which changes nothing)
+  std::string suffix;           // .64, .U32, .H0_H0 ... (without .reuse, which has no effect)
   std::string text;
 
   bool moves() const { return indexed || uniform != kZeroRegister; }  // an address that depends on a register

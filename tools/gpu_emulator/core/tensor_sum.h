@@ -1,6 +1,6 @@
-// How a tensor core adds: the products of a block and the addend are aligned to the largest exponent among them,
-// truncated there, and their sum is rounded toward zero. (Fasi et al. 2021, PeerJ CS 330; Khattak and Mikaitis,
-// arXiv 2512.07004.) Chips differ in how many products a block has and in how many bits below those of FP32 are kept.
+// Summation in a tensor core: the products of a block and the addend are aligned to the largest exponent among them and
+// truncated, and their sum is rounded toward zero (Fasi et al. 2021, PeerJ CS 330; Khattak and Mikaitis, arXiv
+// 2512.07004). Chips differ in the number of products per block and of bits kept below those of FP32.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -17,7 +17,7 @@ struct TensorRounding {
 // Hopper adds twice as many as Ampere, with two extra bits.
 constexpr TensorRounding kVoltaFp16 = {4, 0}, kAmpere16Bit = {8, 1}, kAmpereTf32 = {4, 1};
 
-// A factor or an addend: significand x 2^exponent, where a finite value other than zero has `bits` significant bits.
+// A factor or an addend: significand x 2^exponent. A finite value other than zero has `bits` significant bits.
 struct TensorNumber {
   int32_t significand = 0;
   int32_t exponent = 0;
@@ -56,13 +56,13 @@ inline int64_t shifted_toward_zero(int64_t x, int left) {
   return x < 0 ? -(-x >> right) : x >> right;
 }
 
-// One block: a[k] * b[k] summed over k, plus c. `bits` is the length of a factor's significand: 11 for FP16.
+// One block: a[k] * b[k] summed over k, plus c. `bits`: length of a factor's significand, 11 for FP16.
 template <TensorRounding rounding, int bits>
 float tensor_block_sum(const TensorNumber* a, const TensorNumber* b, float c) {
   constexpr int kNothing = -100000;
   const TensorNumber addend = tensor_number<24>(c);
   bool finite = addend.finite();
-  // Of a product the exponent is the sum of its factors', though its significand may have one bit more.
+  // The exponent of a product is the sum of its factors', though its significand may have one bit more.
   int largest = addend.significand ? addend.exponent + 23 : kNothing;
   for (int k = 0; k < rounding.block; k++) {
     finite = finite && a[k].finite() && b[k].finite();

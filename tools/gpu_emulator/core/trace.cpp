@@ -24,19 +24,19 @@ int access_bytes(const SassInstruction& in) {
   return bytes;
 }
 
-// RZ is none, and the simulator knows no uniform ones.
+// RZ is not listed, and the simulator has no uniform registers.
 void add_registers(std::vector<int>& list, int first, int count) {
   for (int i = 0; i < count; i++)
     if (first < kZeroRegister && std::find(list.begin(), list.end(), first + i) == list.end())
       list.push_back(first + i);
 }
 
-// Of HMMA's operands: the result and the addend have four, A four or two, B half as many as A.
+// Registers per operand of HMMA: the result and the addend have four, A four or two, B half as many as A.
 int registers_of_matrix(bool deep, size_t operand) {
   return operand == 1 ? (deep ? 4 : 2) : operand == 2 ? (deep ? 2 : 1) : 4;
 }
 
-// Which registers an instruction writes and reads, for the simulator's scoreboard.
+// Registers that an instruction writes and reads, for the simulator's scoreboard.
 void registers_of(const SassInstruction& in, int bytes, std::vector<int>& written, std::vector<int>& read) {
   bool store = in.opcode == "STG" || in.opcode == "STS" || in.opcode == "STL" || in.opcode == "ST" ||
                in.opcode == "RED" || in.opcode == "LDGSTS";
@@ -183,8 +183,8 @@ void Tracer::append(std::string& out, const Line& line, uint32_t mask, const uin
   out += "0\n";
 }
 
-// Ends every warp that did not end by itself behind the same barrier, the last that all of them have recorded, so that
-// none waits there for ever; without barriers, where the limit stopped it.
+// Ends all incomplete warps behind the same barrier, the last that all of them have recorded, so that none waits there
+// forever; without barriers, where the limit stopped them.
 void Tracer::shorten() {
   size_t common = SIZE_MAX;
   for (const Stream& s : streams_)

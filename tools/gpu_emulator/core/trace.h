@@ -1,4 +1,4 @@
-// Traces in the text format that Accel-Sim reads (tracer version 4).
+// Traces in the text format of Accel-Sim (tracer version 4).
 #pragma once
 #include <cstdint>
 #include <cstdio>
@@ -26,7 +26,7 @@ class Tracer {
   Tracer& operator=(const Tracer&) = delete;
 
   void start_block(uint32_t threads);
-  // `address` is null for anything but a memory access; `skipped`: no lane was active.
+  // `address` is null unless this is a memory access; `skipped`: no lane was active.
   void record(int warp, uint32_t index, uint32_t mask, const uint64_t* address, bool skipped);
   void finish_block(const uint32_t id[3]);
   bool accesses_memory(uint32_t index) const { return lines_[index].memory_bytes != 0; }
@@ -37,7 +37,7 @@ class Tracer {
     int memory_bytes = 0;
     bool is_barrier = false, is_exit = false;
   };
-  // A place where a warp's stream may end.
+  // A position where a warp's stream may end.
   struct Cut {
     uint64_t instructions = 0;
     size_t characters = 0;
@@ -45,8 +45,8 @@ class Tracer {
   };
   struct Stream {
     std::string text;
-    Cut end;                    // of what has been recorded
-    std::vector<Cut> barriers;  // just after each of them
+    Cut end;                    // of the recorded part
+    std::vector<Cut> barriers;  // just after each barrier
     bool complete = true;
   };
   static void append(std::string& out, const Line& line, uint32_t mask, const uint64_t* address, bool skipped);

@@ -9,7 +9,6 @@ from ...backend import Run
 from ...lowering.volume import Plan2d, VolumePlan, planned_parts, scattered_bytes
 from ...lowering.volume_sum import NAME as FORM
 from ...lowering.volume_sum import Cut, cut
-from ...lowering.volume_sum_run import summed
 from ...problem import Pass, Problem
 from ..device import CpuDevice
 from ..plan import CpuCandidate
@@ -61,4 +60,4 @@ def candidates(
 
 def prepare(chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None) -> Run:
     assert isinstance(chosen, VolumeCandidate)
-    return summed(chosen.cut, {picture: plan.prepared(None) for picture, plan in chosen.plan.plans.items()})
+    return chosen.cut.adapt({picture: plan.prepared(None) for picture, plan in chosen.plan.plans.items()})

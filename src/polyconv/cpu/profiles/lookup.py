@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from importlib.resources import files
 from math import log2, sqrt
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -70,22 +70,6 @@ def _profile(section: Section) -> Profile:
     return Profile(str(section), section.records)
 
 
-class _Measured(Protocol):
-    @property
-    def threads(self) -> int: ...
-
-
-M = TypeVar("M", bound=_Measured)
-
-
-def _nearest(sections: Iterable[M], threads: int) -> M | None:
-    return min(sections, key=lambda section: _distance(section, threads), default=None)
-
-
-def _distance(section: _Measured | None, threads: int) -> float:
-    return 0.0 if section is None else PER_DOUBLING * abs(log2(section.threads / threads))
-
-
 @dataclass(frozen=True, slots=True)
 class Known:
     """A shipped section, not read yet. Its file name describes it: ``GenuineIntel 6 85 avx512 1.json``."""
@@ -93,6 +77,17 @@ class Known:
     model: str
     threads: int
     read: Callable[[], Section]
+
+
+M = TypeVar("M", Section, Known)
+
+
+def _nearest(sections: Iterable[M], threads: int) -> M | None:
+    return min(sections, key=lambda section: _distance(section, threads), default=None)
+
+
+def _distance(section: Section | Known | None, threads: int) -> float:
+    return 0.0 if section is None else PER_DOUBLING * abs(log2(section.threads / threads))
 
 
 @lru_cache(maxsize=4)

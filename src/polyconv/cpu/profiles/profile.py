@@ -37,8 +37,6 @@ FAR = 3.0
 """Neighbours beyond this multiple of :data:`REACH` are ignored."""
 MODEL_WEIGHT = 0.1
 """Weight of the prior, the cost model or a fallback profile; a measured problem at distance 0 weighs 1."""
-TRENDS = (0, 1, 3, 4)
-"""Coordinates of :func:`place_of` along which errors may have a slope: channels in and out, batch, map size."""
 
 
 @dataclass(frozen=True, slots=True)

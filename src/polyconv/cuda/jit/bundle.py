@@ -1,9 +1,9 @@
 """Bundles: folders of compiled kernels, shipped to machines that must not compile.
 
 ``polyconv warmup -o kernels/`` makes one on any machine that has NVRTC; ``POLYCONV_KERNELS=kernels/`` uses it. A bundle
-holds cache entries (:mod:`~polyconv.cuda.jit.store`) and a manifest with the checksum of each binary. A binary runs
-only if the manifest lists it and only trusted users could have written it; naming a bundle in the settings adds its
-owner to these (:mod:`~polyconv.util.file_trust`).
+is a :class:`~polyconv.cuda.jit.store.Store` with a manifest that has the checksum of each binary. A binary runs only if
+the manifest lists it and only trusted users could have written it; naming a bundle in the settings adds its owner to
+these (:mod:`~polyconv.util.file_trust`).
 
 Kernels are found by the identity of their source. So a bundle works with another compiler or none, and stops working
 when a header of the installed polyconv differs from the one that was compiled.
@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ...util import checked_json
-from ...util.atomic_files import Folder
 from ...util.checked_json import DocumentError, Value
 from ...util.file_trust import UntrustedError
-from . import store
-from .store import Entry, EntryError
+from .store import EntryError, Store
 
 MANIFEST = "manifest.json"
 SCHEMA = 1
@@ -36,25 +35,16 @@ class BundleError(EntryError):
 
 
 class Bundle:
-    """Reader of an existing bundle."""
+    """Reader of an existing bundle. Its properties raise :class:`BundleError` if there is none."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._manifest: Mapping[str, Any] | None = None
 
-    @property
+    @cached_property
     def manifest(self) -> Mapping[str, Any]:
-        """The manifest. Raises :class:`BundleError` if there is none."""
-        if self._manifest is None:
-            self._manifest = self._read_manifest()
-        return self._manifest
-
-    def _read_manifest(self) -> Mapping[str, Any]:
         path = self.folder / MANIFEST
         try:
-            with Folder(self.folder) as folder:
-                trusted = store.trusted_users(folder, shipped=True)
-                manifest = checked_json.parse(folder.read(MANIFEST, LARGEST, trusted), str(path))
+            manifest = checked_json.parse(Store(self.folder, shipped=True).read(MANIFEST, LARGEST), str(path))
             _check(manifest)
         except FileNotFoundError:
             raise BundleError(f"{self.folder} is not a bundle of kernels: it has no {MANIFEST}") from None
@@ -64,35 +54,15 @@ class Bundle:
             raise BundleError(f"{path} cannot be read: {error}") from error
         return manifest.object()
 
-    def find(self, kernel: Mapping[str, Any]) -> bytes | None:
-        """Binary of a kernel by its identity; None if absent. Raises :class:`EntryError` if it must not run."""
-        listed = self.manifest["kernels"]
-        return store.find(self.folder, kernel, lambda entry: self._checked(entry, listed.get(entry.path.name)))
+    @cached_property
+    def store(self) -> Store:
+        """Its kernels, as far as the manifest lists them."""
+        listed = {entry: kernel["cubin"] for entry, kernel in self.manifest["kernels"].items()}
+        return Store(self.folder, shipped=True, listed=listed)
 
     def check(self) -> dict[str, str]:
         """Read every file. Returns the reasons for refusal by entry; empty if the bundle is intact."""
-        problems: dict[str, str] = {}
-        listed = self.manifest["kernels"]
-        for name in sorted({*listed, *(path.name for path in store.folders(self.folder))}):
-            try:
-                entry = Entry.read(self.folder / name)
-                if entry is None:
-                    raise EntryError("it is in the manifest, but not in the folder")
-                self._checked(entry, listed.get(name))
-                entry.check(shipped=True)
-            except EntryError as error:
-                problems[name] = str(error)
-        return problems
-
-    def _checked(self, entry: Entry, listed: Mapping[str, Any] | None) -> bytes:
-        if listed is None:
-            raise EntryError(f"{MANIFEST} does not name it")
-        if listed.get("cubin") != entry.meta["cubin"]:
-            raise EntryError(f"its checksum is not the one in {MANIFEST}")
-        try:
-            return entry.cubin(shipped=True)
-        except OSError as error:  # the folder has changed since the manifest was read
-            raise EntryError(str(error)) from error
+        return self.store.check()
 
 
 def _check(manifest: Value) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,11 +11,10 @@ from ...util.atomic_files import Folder, meant
 from ...version import __version__
 from ..planner.codegen import source
 from ..planner.plan import KernelSpec
-from . import store
 from .bundle import MANIFEST, SCHEMA, Bundle
 from .cache import KernelCache
 from .fingerprint import entry_name, sha256
-from .store import SHARED, EntryError
+from .store import Store
 
 
 class BundleWriter:
@@ -26,7 +24,7 @@ class BundleWriter:
         if folder.is_dir() and any(meant(path.name) != MANIFEST for path in folder.iterdir()):
             Bundle(folder).manifest  # noqa: B018 - an error if the folder is something else
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        store.check_folder(folder, shipped=True)  # an error now, not where the bundle is used
+        Store(folder, shipped=True).check_folder()  # an error now, not where the bundle is used
         self.folder = folder
         self._cache = cache
         self._added: dict[str, dict[str, str]] = {}
@@ -34,21 +32,11 @@ class BundleWriter:
 
     def add(self, spec: KernelSpec, arch: str) -> bytes:
         """Add a kernel and return its binary. Thread-safe."""
-        cubin = self._cache.get(spec, arch)
-        facts = self._cache.facts(spec, arch)
-        name = entry_name(facts)
-        with Folder(self.folder) as folder, folder.locked() as alone:  # other processes may be adding this kernel
-            there = None
-            with contextlib.suppress(EntryError):
-                there = store.load(self.folder / name, facts, shipped=True)
-            if there != cubin:
-                store.store(folder, name, source(spec), cubin, facts, SHARED, alone=alone)
-        self._added[name] = {
-            "symbol": spec.symbol,
-            "arch": arch,
-            "compiler": facts["compiler"],
-            "cubin": sha256(cubin),
-        }
+        cubin, facts = self._cache.get(spec, arch), self._cache.facts(spec, arch)
+        name, checksum = entry_name(facts), sha256(cubin)
+        # An entry with another binary is replaced, whatever its own checksum says.
+        Store(self.folder, shipped=True, listed={name: checksum}).add(facts, source(spec), lambda: cubin)
+        self._added[name] = {"symbol": spec.symbol, "arch": arch, "compiler": facts["compiler"], "cubin": checksum}
         return cubin
 
     def finish(self, made_for: Iterable[str]) -> Mapping[str, Any]:

@@ -12,28 +12,25 @@ asked for its version, and a missing kernel is an error that says how to get it.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ... import settings
 from ...runtime.warn_once import warn_once
-from ...util import file_trust
-from ...util.atomic_files import Folder
 from ...util.file_trust import UntrustedError
 from ..compile_log import Compilations
 from ..errors import MissingKernelError
 from ..planner.codegen import source
 from ..planner.plan import KernelSpec
-from . import store
 from .bundle import Bundle
 from .compile import compile_kernel, compiler_id, flags, in_threads, search_path
-from .fingerprint import entry_name, fingerprint, identity
-from .store import Entry, EntryError, ForbiddenError
+from .fingerprint import entry_name, identity
+from .store import EntryError, ForbiddenError, Store
 
 Compiler = Callable[[KernelSpec, str], bytes]
 
@@ -115,12 +112,8 @@ class KernelCache:
         return self.directory / entry_name(self.facts(spec, arch))
 
     def facts(self, spec: KernelSpec, arch: str) -> dict[str, Any]:
-        """Everything that can change the kernel's binary on this machine."""
-        return self._fingerprint(identity(spec, arch, search_path(self._include_dirs)))
-
-    @staticmethod
-    def _fingerprint(kernel: Mapping[str, Any]) -> dict[str, Any]:
-        return fingerprint(kernel, compiler_id(), flags(kernel["arch"]))
+        """Everything that can change the kernel's binary on this machine: its fingerprint, the key of the cache."""
+        return _with_compiler(identity(spec, arch, search_path(self._include_dirs)))
 
     def _nvrtc(self, spec: KernelSpec, arch: str) -> bytes:
         return compile_kernel(spec, arch, include_dirs=self._include_dirs)
@@ -147,32 +140,29 @@ class KernelCache:
     def _from_disk_or_compiler(self, spec: KernelSpec, arch: str) -> bytes | None:
         kernel = identity(spec, arch, search_path(self._include_dirs))
         jit = settings.current().jit if self._jit is None else self._jit
-        cubin: bytes | None = None
-        refused: EntryError | None = None
-        try:
-            cubin = self._from_bundle(kernel)
-        except EntryError as error:
-            refused = error
+        bundle = settings.current().kernels
+        cubin, refused = self._from_bundle(bundle, kernel) if bundle is not None else (None, "")
         if cubin is None and not jit:
-            cubin = self._whoever_compiled_it(kernel)
-            if cubin is None and refused is not None:
-                folder = settings.current().kernels
-                raise MissingKernelError(f"{refused}. Make the bundle anew with polyconv warmup -o {folder}")
-        if refused is not None:
+            cubin = self._from_any_compiler(kernel)
+            if cubin is None and refused:
+                raise MissingKernelError(f"{refused}. Make the bundle anew with polyconv warmup -o {bundle}")
+        if refused:
             warn_once(f"{refused}; {'polyconv compiles the kernel' if jit else 'the one in the cache runs'} instead")
         return self._compiled(spec, kernel) if cubin is None and jit else cubin
 
-    def _from_bundle(self, kernel: Mapping[str, Any]) -> bytes | None:
-        """Kernel from the bundle; None if there is no bundle or kernel. Raises :class:`EntryError` if it is refused."""
-        folder = settings.current().kernels
-        return None if folder is None else self._bundles.setdefault(folder, Bundle(folder)).find(kernel)
-
-    def _whoever_compiled_it(self, kernel: Mapping[str, Any]) -> bytes | None:
-        """Kernel from the cache by its identity alone: the compiler's version is unknown."""
-        if self._directory is None:
-            return None
+    def _from_bundle(self, folder: Path, kernel: Mapping[str, Any]) -> tuple[bytes | None, str]:
+        """Kernel from a bundle, None if it has none, and why it was refused, if so."""
         try:
-            return store.find(self._directory, kernel, Entry.cubin)
+            return self._bundles.setdefault(folder, Bundle(folder)).store.find(kernel), ""
+        except ForbiddenError:
+            return None, f"{folder} has kernels that this user may not read"  # one text for all of them
+        except (EntryError, OSError) as error:
+            return None, str(error)
+
+    def _from_any_compiler(self, kernel: Mapping[str, Any]) -> bytes | None:
+        """Kernel from the cache by its identity alone: the compiler's version is unknown."""
+        try:
+            return Store(self._directory).find(kernel) if self._directory is not None else None
         except (ForbiddenError, OSError) as error:
             self._warn_not_kept(error)
         except EntryError as error:
@@ -180,33 +170,29 @@ class KernelCache:
         return None
 
     def _compiled(self, spec: KernelSpec, kernel: Mapping[str, Any]) -> bytes:
-        facts, arch = self._fingerprint(kernel), kernel["arch"]
+        """Kernel from the cache, compiled and stored if missing."""
+        compile_once = cache(lambda: self._compile(spec, kernel["arch"]))
         if self._directory is None:
             warn_once(f"{settings.NO_CACHE}. Until then every process compiles its kernels again")
-            return self._compile(spec, arch)
-        name = entry_name(facts)
-        with contextlib.ExitStack() as stack:
+            return compile_once()
+        store, facts = Store(self._directory), _with_compiler(kernel)
+        refused: EntryError | None = None
+        cubin: bytes | None = None
+        try:
             try:
-                store.check_folder(self._directory)
-                cubin, _ = _stored(self._directory / name, facts)
-                if cubin is not None:
-                    return cubin
-                folder = stack.enter_context(_private(self._directory))
-                alone = stack.enter_context(store.locked(folder, name, file_trust.owners()))
-                # Another process may have stored the kernel while this one waited for the lock.
-                cubin, unread = _stored(self._directory / name, facts)
-            except OSError as error:
-                self._warn_not_kept(error)
-                return self._compile(spec, arch)
+                cubin = store.find(facts)
+            except EntryError as error:
+                refused = error
             if cubin is None:
-                cubin = self._compile(spec, arch)
-                try:
-                    store.store(folder, name, source(spec), cubin, facts, alone=alone)
-                    if unread:
-                        warn_once(unread)
-                except OSError as error:
-                    self._warn_not_kept(error)
-            return cubin
+                cubin = store.add(facts, source(spec), compile_once)
+        except OSError as error:
+            self._warn_not_kept(error)
+            cubin = compile_once()
+            if isinstance(refused, ForbiddenError):
+                refused = None  # not a damaged entry: the whole folder is another user's, and that was said
+        if refused is not None:
+            warn_once(_compiled_again(refused))
+        return cubin
 
     def _warn_not_kept(self, error: OSError | ForbiddenError) -> None:
         """Warn once per folder: the text must not depend on the kernel, so it contains no file name."""
@@ -237,31 +223,9 @@ class KernelCache:
         )
 
 
-def _stored(path: Path, facts: Mapping[str, Any]) -> tuple[bytes | None, str]:
-    """Binary of a cache entry, None if absent or refused, and a warning to give if the entry gets replaced.
-
-    An unreadable entry counts as damaged only if this user can replace it. Otherwise the whole folder belongs to
-    another user, which is reported once.
-    """
-    try:
-        return store.load(path, facts), ""
-    except EntryError as error:
-        words = _compiled_again(f"{path} is refused: {error}")
-        if isinstance(error, ForbiddenError):
-            return None, words
-        warn_once(words)
-        return None, ""
+def _with_compiler(kernel: Mapping[str, Any]) -> dict[str, Any]:
+    return {**kernel, "compiler": compiler_id(), "flags": list(flags(kernel["arch"]))}
 
 
 def _compiled_again(reason: object) -> str:
     return f"{reason}; polyconv compiles the kernel again, unless POLYCONV_JIT=off"
-
-
-@contextlib.contextmanager
-def _private(directory: Path) -> Iterator[Folder]:
-    """Open the cache folder, created with owner-only permissions. ``~/.cache`` gets the usual permissions."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    directory.mkdir(mode=0o700, exist_ok=True)
-    with Folder(directory) as folder:
-        folder.check(file_trust.owners())
-        yield folder

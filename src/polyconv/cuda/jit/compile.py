@@ -26,6 +26,7 @@ from ...util.gpu_arch import capability
 from ..errors import CompileError, RefusedKernelError
 from ..planner.codegen import source
 from ..planner.device import why_too_old
+from ..planner.kernel_params import KERNELS
 from ..planner.plan import KernelSpec
 
 logger = logging.getLogger(__name__)
@@ -36,14 +37,9 @@ OPTIONS: dict[str, Any] = {"std": "c++17", "fma": True, "use_fast_math": False, 
 """Compile options of every kernel, named as in cuda.core. Fast math stays off: float32 means float32."""
 
 
-def kernels_dir() -> Path:
-    """Folder of the device headers. They are plain files, because NVRTC reads them by path."""
-    return Path(__file__).resolve().parents[1] / "kernels"
-
-
 def search_path(include_dirs: Iterable[str | os.PathLike[str]] = ()) -> tuple[Path, ...]:
     """Search path of quoted includes."""
-    return (kernels_dir(), *(Path(directory) for directory in include_dirs))
+    return (KERNELS, *(Path(directory) for directory in include_dirs))
 
 
 def compile_kernel(spec: KernelSpec, arch: str, *, include_dirs: Iterable[str | os.PathLike[str]] = ()) -> bytes:

@@ -1,8 +1,8 @@
 """Keys of compiled kernels, independent of the machine that compiled them.
 
 :func:`identity` covers source, headers, options and architecture, but not the compiler: a machine without one can look
-up kernels that were compiled elsewhere. :func:`fingerprint` adds compiler and flags, everything that can change the
-binary; it is the key of the cache.
+up kernels that were compiled elsewhere. With compiler and flags, everything that can change the binary, it is a
+fingerprint: the key of the cache (:meth:`~polyconv.cuda.jit.cache.KernelCache.facts`).
 """
 
 from __future__ import annotations
@@ -54,11 +54,6 @@ def identity(spec: KernelSpec, arch: str, search: Sequence[Path]) -> dict[str, A
         "source": sha256(source.encode()),
         "headers": {name: sha256(text.encode()) for name, text in sorted(included_headers(source, search).items())},
     }
-
-
-def fingerprint(kernel: Mapping[str, Any], compiler: str, flags: Sequence[str]) -> dict[str, Any]:
-    """Everything that can change the binary: kernel identity, compiler and flags."""
-    return {**kernel, "compiler": compiler, "flags": list(flags)}
 
 
 def entry_name(facts: Mapping[str, Any]) -> str:

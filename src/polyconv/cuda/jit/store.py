@@ -1,6 +1,6 @@
-"""Compiled kernels as folders on disk: write, read, check and list.
+"""Folders of compiled kernels: one reader and one writer, for the cache and for bundles.
 
-An entry is a readable folder::
+A kernel is an entry, a readable folder::
 
     <folder>/<symbol>-<arch>-<hash>/kernel.cu      what was compiled
                                     kernel.cubin   the result
@@ -22,6 +22,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,6 @@ from ...util.checked_json import DocumentError
 from ...util.file_trust import UntrustedError
 from .fingerprint import entry_name, entry_prefix, sha256
 
-PRIVATE, SHARED = 0o600, 0o644
-"""Permissions of an entry's files: owner only, or readable by all."""
 LARGEST_META, LARGEST_CODE = 2**20, 2**26
 """Limits on the size of files [bytes], far above those that polyconv writes."""
 
@@ -46,279 +45,216 @@ class ForbiddenError(EntryError):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One compiled kernel with a readable description."""
+class Store:
+    """A folder of compiled kernels, which need not exist."""
 
     path: Path
-    meta: Mapping[str, Any]
+    shipped: bool = False
+    """Whether it is a bundle: its owner is trusted besides this process's user and root, and all users may read it."""
+    listed: Mapping[str, str] | None = None
+    """Checksums of the binaries that may run, by entry; None: any that matches its own description."""
 
-    @classmethod
-    def read(cls, path: Path) -> Entry | None:
-        """Entry at a path; None if there is none. Raises :class:`EntryError` if its description is invalid."""
-        try:
-            with Folder(path.parent) as folder, folder.inner(path.name) as entry:
-                return cls(path, _described(entry))
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise _unreadable("it", error) from error
+    # ---- reading
 
-    @property
-    def symbol(self) -> str:
-        return str(self.meta["symbol"])
+    def find(self, kernel: Mapping[str, Any]) -> bytes | None:
+        """Binary of a kernel by its fingerprint, or by its identity, from any compiler; None if there is none.
 
-    @property
-    def arch(self) -> str:
-        return str(self.meta["arch"])
-
-    @property
-    def compiler(self) -> str:
-        return str(self.meta.get("compiler", "unknown"))
-
-    @property
-    def modified(self) -> float:
-        """Time of writing [s since 1970]."""
-        return self.path.lstat().st_mtime
-
-    @property
-    def size(self) -> int:
-        """Size of all files [bytes]."""
-        return size_of(self.path)
-
-    def is_of(self, kernel: Mapping[str, Any]) -> bool:
-        """Whether the entry was compiled from this kernel (:func:`~.fingerprint.identity`)."""
-        return all(self.meta.get(key) == value for key, value in kernel.items())
-
-    def cubin(self, *, shipped: bool = False) -> bytes:
-        """The binary, after a check of its checksum and of file ownership. Raises :class:`EntryError` if that fails.
-
-        Raises :class:`~polyconv.util.file_trust.UntrustedError` if no entry of the folder may run. ``shipped``: in a
-        bundle, whose owner is trusted besides this process's user and root.
+        Raises :class:`EntryError` if all matching entries are refused or unreadable, ``OSError`` if the folder is.
         """
-        with Folder(self.path.parent) as folder:
-            trusted = trusted_users(folder, shipped=shipped)
-            try:
-                with folder.inner(self.path.name) as entry:
-                    entry.check(trusted)
-                    if _described(entry, trusted) != self.meta:
-                        raise EntryError("meta.json is another file than a moment ago")
-                    data = entry.read("kernel.cubin", LARGEST_CODE, trusted)
-            except UntrustedError as error:
-                raise EntryError(str(error)) from error
-            except OSError as error:
-                raise _unreadable("kernel.cubin", error) from error
-        if sha256(data) != self.meta["cubin"]:
-            raise EntryError("kernel.cubin is not the file that was stored: its checksum differs from meta.json's")
-        return data
-
-    def check(self, *, shipped: bool = False) -> None:
-        """Raise :class:`EntryError` if anything in the entry differs from what was stored."""
-        self.cubin(shipped=shipped)
-        facts = {key: value for key, value in self.meta.items() if key != "cubin"}
-        if entry_name(facts) != self.path.name:
-            raise EntryError("meta.json does not belong to this entry: its hash is not the folder's name")
-        try:
-            with Folder(self.path.parent) as folder, folder.inner(self.path.name) as entry:
-                source = entry.read("kernel.cu", LARGEST_CODE)
-        except OSError as error:
-            raise _unreadable("kernel.cu", error) from error
-        if sha256(source) != self.meta.get("source"):
-            raise EntryError("kernel.cu is not the file that was stored: its checksum differs from meta.json's")
-
-
-def _described(entry: Folder, trusted: Collection[int] | None = None) -> Mapping[str, Any]:
-    """Contents of ``meta.json``, checked."""
-    try:
-        meta = checked_json.parse(entry.read("meta.json", LARGEST_META, trusted), "meta.json")
-        for name in ("symbol", "arch", "cubin"):
-            meta.member(name).text()
-        for name in ("compiler", "source"):
-            meta.optional(name, "").text()
-    except FileNotFoundError:
-        raise EntryError("meta.json is missing") from None
-    except DocumentError as error:
-        raise EntryError(str(error)) from error
-    except UntrustedError:
-        raise
-    except OSError as error:
-        raise _unreadable("meta.json", error) from error
-    return meta.object()
-
-
-def _unreadable(what: str, error: OSError) -> EntryError:
-    kind = ForbiddenError if isinstance(error, PermissionError) else EntryError
-    return kind(f"{what} cannot be read: {error}")
-
-
-def check_folder(directory: Path, *, shipped: bool = False) -> None:
-    """Raise :class:`~polyconv.util.file_trust.UntrustedError` if no entry of a folder, if it exists, may run.
-
-    For a single message about the folder. Reading an entry checks again, on the opened descriptors.
-    """
-    with contextlib.suppress(FileNotFoundError), Folder(directory) as folder:
-        trusted_users(folder, shipped=shipped)
-
-
-def refusal(directory: Path, *, shipped: bool = False) -> str:
-    """Message of :func:`check_folder`; empty if the folder is trusted."""
-    try:
-        check_folder(directory, shipped=shipped)
-    except UntrustedError as error:
-        return str(error)
-    except OSError:
-        pass  # no folder, or an unreadable one, which is reported elsewhere
-    return ""
-
-
-def trusted_users(folder: Folder, *, shipped: bool) -> Collection[int]:
-    """Users whose files in a folder are trusted. Raises if other users can write to the folder."""
-    trusted = file_trust.owners(folder.owner) if shipped else file_trust.owners()
-    folder.check(trusted)
-    return trusted
-
-
-def load(path: Path, facts: Mapping[str, Any], *, shipped: bool = False) -> bytes | None:
-    """Binary of an entry; None if absent. Raises :class:`EntryError` if it does not match ``facts``."""
-    entry = Entry.read(path)
-    if entry is None:
+        refused: EntryError | None = None
+        wanted = entry_name(kernel) if "compiler" in kernel else entry_prefix(kernel)
+        with contextlib.suppress(FileNotFoundError), Folder(self.path) as folder:
+            trusted = self._trusted(folder)
+            for name in sorted(name for name in folder.names() if name.startswith(wanted)):
+                try:
+                    cubin = self._read(folder, name, trusted, kernel)
+                    if cubin is not None:
+                        return cubin
+                except EntryError as error:
+                    refused = type(error)(f"{self.path / name} is refused: {error}")
+        if refused is not None:
+            raise refused
         return None
-    if not entry.is_of(facts):
-        raise EntryError("meta.json does not belong to this entry")
-    return entry.cubin(shipped=shipped)
 
+    def check(self, each: Callable[[str], None] = lambda name: None) -> dict[str, str]:
+        """Read every file. Returns the reasons for refusal by entry; ``each`` is called for every entry read."""
+        problems: dict[str, str] = {}
+        with contextlib.suppress(FileNotFoundError), Folder(self.path) as folder:
+            trusted = self._trusted(folder)
+            for name in sorted({*(path.name for path in self.folders()), *(self.listed or ())}):
+                try:
+                    if self._read(folder, name, trusted, {}, whole=True) is None and self.listed is not None:
+                        raise EntryError("it is in the manifest, but not in the folder")
+                except EntryError as error:
+                    problems[name] = str(error)
+                each(name)
+        return problems
 
-def is_entry(name: str) -> bool:
-    """Whether ``name`` is that of an entry. Nothing else in a folder may be deleted."""
-    return re.fullmatch(r".+-sm_\w+-[0-9a-f]{16}", name) is not None
+    def read(self, name: str, most: int) -> bytes:
+        """Contents of another file in the folder that only trusted users could have written."""
+        with Folder(self.path) as folder:
+            return folder.read(name, most, self._trusted(folder))
 
+    def check_folder(self) -> None:
+        """Raise :class:`~polyconv.util.file_trust.UntrustedError` if no entry may run. Reading one checks it again."""
+        with contextlib.suppress(FileNotFoundError), Folder(self.path) as folder:
+            self._trusted(folder)
 
-def folders(directory: Path) -> list[Path]:
-    """All folders that should be entries: no locks, no remains of killed processes. Links are listed, not followed."""
-    try:
-        with os.scandir(directory) as listed:
-            found = sorted(item.name for item in listed if item.is_dir(follow_symlinks=False) or item.is_symlink())
-    except OSError:
-        return []
-    return [directory / name for name in found if name != "locks" and not name.startswith(".")]
+    def _trusted(self, folder: Folder) -> Collection[int]:
+        """Users whose files in the folder are trusted. Raises if other users can write to the folder."""
+        trusted = file_trust.owners(folder.owner) if self.shipped else file_trust.owners()
+        folder.check(trusted)
+        return trusted
 
+    def _read(
+        self, folder: Folder, name: str, trusted: Collection[int], kernel: Mapping[str, Any], *, whole: bool = False
+    ) -> bytes | None:
+        """Binary of an entry; None if the entry is absent or another kernel's. ``whole``: check ``kernel.cu``, too."""
+        with _refusals():
+            try:
+                opened = folder.inner(name)
+            except FileNotFoundError:
+                return None
+            with opened as entry:
+                entry.check(trusted)
+                meta = _described(entry, trusted)
+                facts = {key: value for key, value in meta.items() if key != "cubin"}
+                if entry_name(facts) != name:
+                    raise EntryError("meta.json does not belong to this entry: its hash is not the folder's name")
+                if any(facts.get(key) != value for key, value in kernel.items()):
+                    return None
+                if self.listed is not None and name not in self.listed:
+                    raise EntryError("manifest.json does not name it")
+                if self.listed is not None and self.listed[name] != meta["cubin"]:
+                    raise EntryError("its checksum is not the one in manifest.json")
+                cubin = _checked(entry, "kernel.cubin", meta["cubin"], trusted)
+                if whole:
+                    _checked(entry, "kernel.cu", meta.get("source"))
+                return cubin
 
-def size_of(path: Path) -> int:
-    """Size of all files in a folder [bytes]; 0 for a link."""
-    if path.is_symlink():
-        return 0
-    inner = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
-    return sum(os.lstat(file).st_size for file in inner)
+    # ---- lists
 
-
-def entries(directory: Path) -> Iterator[Entry]:
-    """All readable entries of a folder."""
-    for path in folders(directory):
+    def folders(self) -> list[Path]:
+        """All folders that should be entries: no locks, no remains of killed processes. Links are not followed."""
         try:
-            entry = Entry.read(path)
-        except EntryError:
-            continue
-        if entry is not None:
-            yield entry
+            with os.scandir(self.path) as listed:
+                found = sorted(item.name for item in listed if item.is_dir(follow_symlinks=False) or item.is_symlink())
+        except OSError:
+            return []
+        return [self.path / name for name in found if name != "locks" and not name.startswith(".")]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Facts about every readable entry, for a list: sm_100 comes after sm_90."""
+        rows: list[dict[str, Any]] = []
+        for path in self.folders():
+            with contextlib.suppress(EntryError, FileNotFoundError):
+                with _refusals(), Folder(self.path) as folder, folder.inner(path.name) as entry:
+                    meta = _described(entry)
+                written = datetime.fromtimestamp(path.lstat().st_mtime).astimezone()
+                rows.append(
+                    {
+                        "kernel": meta["symbol"],
+                        "arch": meta["arch"],
+                        "compiler": meta.get("compiler", "unknown"),
+                        "bytes": _size(path),
+                        "compiled": written.isoformat(timespec="seconds"),
+                        "entry": path.name,
+                    }
+                )
+        return sorted(rows, key=lambda row: (_arch_number(row["arch"]), row["kernel"]))
+
+    # ---- writing
+
+    def add(self, facts: Mapping[str, Any], source: str, make: Callable[[], bytes]) -> bytes:
+        """Make and write the binary of a kernel, in place of a refused one. Processes that do so wait for each other.
+
+        All but the first find it, and return what is there. Raises ``OSError`` if the folder cannot be used.
+        """
+        name = entry_name(facts)
+        self.path.parent.mkdir(parents=True, exist_ok=True)  # with the usual permissions, as ~/.cache
+        self.path.mkdir(mode=0o755 if self.shipped else 0o700, exist_ok=True)
+        with Folder(self.path) as folder:
+            trusted = self._trusted(folder)
+            with folder.locked() if self.shipped else locked(folder, name, trusted) as alone:
+                with contextlib.suppress(EntryError):
+                    cubin = self.find(facts)
+                    if cubin is not None:
+                        return cubin
+                cubin = make()
+                meta = json.dumps({**facts, "cubin": sha256(cubin)}, indent=2) + "\n"
+                files = {"kernel.cu": source.encode(), "kernel.cubin": cubin, "meta.json": meta.encode()}
+                self._write(folder, name, files, alone=alone)
+                return cubin
+
+    def _write(self, folder: Folder, name: str, files: Mapping[str, bytes], *, alone: bool) -> None:
+        """Write an entry under a temporary name, then rename it, replacing any there. ``alone``: the lock is held."""
+        if alone:
+            folder.sweep(name)
+        temporary = unused(name)
+        folder.make(temporary)
+        try:
+            with folder.inner(temporary) as entry:
+                for file, data in files.items():
+                    entry.write(file, data, 0o644 if self.shipped else 0o600)
+                if self.shipped:
+                    entry.open_to_all()
+                entry.sync()
+            with contextlib.suppress(FileNotFoundError):
+                _remove(folder, name)
+            folder.rename(temporary, name)
+            folder.sync()
+        except BaseException:
+            _delete(folder, temporary)
+            raise
+
+    def clear(self, before: float) -> tuple[int, int]:
+        """Remove entries written before a time [s since 1970], and what killed writers of entries left behind.
+
+        Nothing else in the folder is deleted, and links are not followed. Returns the number of entries and of bytes.
+        """
+        removed, freed = 0, 0
+        with contextlib.suppress(FileNotFoundError), Folder(self.path) as folder:
+            there = {path.name for path in self.folders()}
+            for name in sorted({*there, *filter(None, map(meant, folder.names()))}):
+                if not re.fullmatch(r".+-sm_\w+-[0-9a-f]{16}", name):
+                    continue
+                with (
+                    locked(folder, name, file_trust.owners(folder.owner)) as alone,
+                    contextlib.suppress(FileNotFoundError),  # another process may have removed it
+                ):
+                    if alone:
+                        folder.sweep(name)
+                    if name in there and (self.path / name).lstat().st_mtime <= before:
+                        size = _size(self.path / name)
+                        _remove(folder, name)
+                        removed, freed = removed + 1, freed + size
+        return removed, freed
 
 
 def summary(directory: Path, *, shipped: bool = False) -> dict[str, Any]:
     """Statistics of a folder of kernels, and why none of them may run, if so."""
+    store = Store(directory, shipped)
+    refused = ""
+    try:
+        store.check_folder()
+    except UntrustedError as error:
+        refused = str(error)
+    except OSError:
+        pass  # an unreadable folder, which is reported elsewhere
     archs: dict[str, dict[str, int]] = {}
-    for entry in entries(directory):
-        of_arch = archs.setdefault(entry.arch, {"kernels": 0, "bytes": 0})
+    for row in store.rows():
+        of_arch = archs.setdefault(row["arch"], {"kernels": 0, "bytes": 0})
         of_arch["kernels"] += 1
-        of_arch["bytes"] += entry.size
+        of_arch["bytes"] += row["bytes"]
     return {
         "directory": str(directory),
         "exists": directory.is_dir(),
         "writable": is_writable(directory),
-        "refused": refusal(directory, shipped=shipped),
+        "refused": refused,
         "kernels": sum(one["kernels"] for one in archs.values()),
         "bytes": sum(one["bytes"] for one in archs.values()),
-        "archs": dict(sorted(archs.items(), key=lambda item: arch_number(item[0]))),
+        "archs": archs,
     }
-
-
-def arch_number(arch: str) -> int:
-    """Sort key: sm_100 comes after sm_90."""
-    digits = re.search(r"\d{1,9}", arch)
-    return int(digits[0]) if digits else 0
-
-
-def find(directory: Path, kernel: Mapping[str, Any], binary: Callable[[Entry], bytes]) -> bytes | None:
-    """Binary of a kernel by its identity, from any compiler; None if there is none.
-
-    Raises :class:`EntryError` if all matching entries are refused or unreadable, ``OSError`` if the folder is.
-    """
-    prefix = entry_prefix(kernel)
-    try:
-        names = sorted(name for name in os.listdir(directory) if name.startswith(prefix))
-    except FileNotFoundError:
-        return None
-    refused: EntryError | None = None
-    for name in names:
-        try:
-            entry = Entry.read(directory / name)
-            if entry is not None and entry.is_of(kernel):
-                return binary(entry)
-        except ForbiddenError:
-            refused = ForbiddenError(f"{directory} has kernels that this user may not read")  # one text for all of them
-        except EntryError as error:
-            refused = EntryError(f"{directory / name} is refused: {error}")
-    if refused is not None:
-        raise refused
-    return None
-
-
-def store(
-    folder: Folder,
-    name: str,
-    source: str,
-    cubin: bytes,
-    facts: Mapping[str, Any],
-    permissions: int = PRIVATE,
-    *,
-    alone: bool,
-) -> None:
-    """Write an entry under a temporary name and rename it, replacing anything there. ``alone``: the lock is held."""
-    if alone:
-        folder.sweep(name)
-    temporary = unused(name)
-    folder.make(temporary)
-    try:
-        with folder.inner(temporary) as entry:
-            meta = {**facts, "cubin": sha256(cubin)}
-            entry.write("kernel.cu", source.encode(), permissions)
-            entry.write("kernel.cubin", cubin, permissions)
-            entry.write("meta.json", (json.dumps(meta, indent=2) + "\n").encode(), permissions)
-            if permissions == SHARED:
-                entry.open_to_all()
-            entry.sync()
-        with contextlib.suppress(FileNotFoundError):
-            _remove(folder, name)
-        folder.rename(temporary, name)
-        folder.sync()
-    except BaseException:
-        _delete(folder, temporary)
-        raise
-
-
-def remove(entry: Path) -> None:
-    """Remove an entry: rename it first, so that no process sees half of one, then delete. Links are not followed."""
-    with Folder(entry.parent) as folder, locked(folder, entry.name, file_trust.owners(folder.owner)) as alone:
-        if alone:
-            folder.sweep(entry.name)
-        _remove(folder, entry.name)
-
-
-def sweep(directory: Path) -> None:
-    """Delete the remains of entries whose writers were killed."""
-    with contextlib.suppress(FileNotFoundError), Folder(directory) as folder:
-        for name in {meant(hidden) for hidden in folder.names()}:
-            if name is not None and is_entry(name):
-                with locked(folder, name, file_trust.owners(folder.owner)) as alone:
-                    if alone:
-                        folder.sweep(name)
 
 
 @contextlib.contextmanager
@@ -339,7 +275,51 @@ def locked(folder: Folder, name: str, trusted: Collection[int]) -> Iterator[bool
             yield alone
 
 
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Raise :class:`EntryError` for any defect of an entry's files."""
+    try:
+        yield
+    except (UntrustedError, DocumentError) as error:
+        raise EntryError(str(error)) from error
+    except OSError as error:
+        kind = ForbiddenError if isinstance(error, PermissionError) else EntryError
+        raise kind(f"it cannot be read: {error}") from error
+
+
+def _described(entry: Folder, trusted: Collection[int] | None = None) -> Mapping[str, Any]:
+    """Contents of ``meta.json``, checked."""
+    meta = checked_json.parse(entry.read("meta.json", LARGEST_META, trusted), "meta.json")
+    for name in ("symbol", "arch", "cubin"):
+        meta.member(name).text()
+    for name in ("compiler", "source"):
+        meta.optional(name, "").text()
+    return meta.object()
+
+
+def _checked(entry: Folder, name: str, checksum: str | None, trusted: Collection[int] | None = None) -> bytes:
+    """Contents of a file with a known checksum."""
+    data = entry.read(name, LARGEST_CODE, trusted)
+    if sha256(data) != checksum:
+        raise EntryError(f"{name} is not the file that was stored: its checksum differs from meta.json's")
+    return data
+
+
+def _size(path: Path) -> int:
+    """Size of all files in a folder [bytes]; 0 for a link."""
+    if path.is_symlink():
+        return 0
+    inner = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
+    return sum(os.lstat(file).st_size for file in inner)
+
+
+def _arch_number(arch: str) -> int:
+    digits = re.search(r"\d{1,9}", arch)
+    return int(digits[0]) if digits else 0
+
+
 def _remove(folder: Folder, name: str) -> None:
+    """Rename an entry before deleting it, so that no process sees half of one."""
     aside = unused(name)
     folder.rename(name, aside)
     _delete(folder, aside)

@@ -1,14 +1,18 @@
-"""``ctypes`` mirrors of the kernels' parameter structs, field by field as the device headers declare them.
+"""``ctypes`` mirrors of the kernels' parameter structs, read from the device headers that declare them.
 
-Each generated kernel source asserts the name, offset and size of every field (:mod:`polyconv.cuda.planner.codegen`).
-Pointers are zero here and filled in per call (:class:`~polyconv.cuda.planner.plan.PointerSlot`).
+Each generated kernel source asserts the name, offset and size of every field (:mod:`polyconv.cuda.planner.codegen`), so
+the compiler checks what :func:`declared` read. Pointers are zero here and filled in per call
+(:class:`~polyconv.cuda.planner.plan.PointerSlot`).
 """
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_int32, c_uint32, c_uint64
+import re
+from ctypes import c_int32, c_int64, c_uint32, c_uint64
 from dataclasses import replace
+from math import prod
+from pathlib import Path
 from typing import Any
 
 from ...algebra.polyphase import Phase
@@ -22,7 +26,12 @@ PHASE_FACTS = {"polyconv::kMaxPhases": MAX_PHASES}
 DIVIDEND_LIMIT = 2**31
 """Exclusive upper bound of :class:`FastDivisor` dividends, and so of flattened pixel indices."""
 
+KERNELS = Path(__file__).resolve().parents[1] / "kernels"
+"""Folder of the device headers. They are plain files, because NVRTC reads them by path."""
+
 pointer = c_uint64
+_KINDS: dict[str, Any] = {"int": c_int32, "u32": c_uint32, "i64": c_int64}
+"""Types of fields by their C++ names, structs included."""
 
 
 def int32(value: int, what: str) -> int:
@@ -32,13 +41,12 @@ def int32(value: int, what: str) -> int:
     return value
 
 
-def fields(kind: Any, names: str) -> list[tuple[str, Any]]:
-    return [(name, kind) for name in names.split()]
-
-
 class Params(ctypes.Structure):
     """A struct that raises a PlanError for an int too large for its field, which ``ctypes`` alone would truncate. An
     int assigned to a :class:`FastDivisor` field is converted."""
+
+    def __init_subclass__(cls) -> None:
+        _KINDS.setdefault(cls.__name__, cls)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if type(value) is int and isinstance(getattr(self, name), FastDivisor):
@@ -61,6 +69,30 @@ def pixel_strides(strides: Strides, what: str) -> Extents:
     return int32(strides[2], f"the row stride of {what}"), int32(strides[3], f"the column stride of {what}")
 
 
+def declared(header: str, name: str, **lengths: int) -> type[Params]:
+    """Struct ``name``, or template ``nameOf``, as a header declares it.
+
+    ``lengths``: values of the constants that are lengths of arrays. Its base, and structs in it, are declared before.
+    """
+    text = (KERNELS / f"{header}.cuh").read_text(encoding="utf-8")
+    found = re.search(rf"^struct {name}(?:Of)?(?: : (\w+))? {{$(.*?)^}};", text, re.MULTILINE | re.DOTALL)
+    assert found, f"{header}.cuh declares no struct {name}"
+    fields: list[tuple[str, Any]] = []
+    for kind, star, names in re.findall(r"(?:const )?(\w+)(\*)? ([^;]+);", re.sub("//.*", "", found[2])):
+        element = pointer if star else _KINDS[kind]
+        for field in names.split(","):
+            label, _, length = field.strip(" ]\n").partition("[")
+            factors = [lengths[one] if one in lengths else int(one) for one in length.split(" * ") if one]
+            fields.append((label, element * prod(factors) if factors else element))
+    return type(name, (_KINDS[found[1]] if found[1] else Params,), {"_fields_": tuple(fields)})
+
+
+def half_structs(struct: type[Params]) -> dict[str, type[Params]]:
+    """Structs with the same fields for 16-bit tensors, by dtype. The headers derive them from one template."""
+    names = {"float16": f"Half{struct.__name__}", "bfloat16": f"BFloat16{struct.__name__}"}
+    return {dtype: type(name, (struct,), {}) for dtype, name in names.items()}
+
+
 class FastDivisor(Params):
     """Division by an invariant as one high multiplication and a shift, exact for dividends below 2^31."""
 
@@ -74,23 +106,19 @@ class FastDivisor(Params):
         return cls(divisor, ((1 << power) + divisor - 1) // divisor, power - 32)
 
 
-class AxisPhase(Params):
-    _fields_ = (
-        *fields(c_int32, "written_first written_step read_first read_step taps tap_first tap_stride"),
-        ("count", FastDivisor),
-    )
+AxisPhase = declared("common/common", "AxisPhase")
 
-    @classmethod
-    def of(cls, phase: Phase) -> AxisPhase:
-        return cls(*(getattr(phase, field[0]) for field in cls._fields_))
+
+def axis_phase(phase: Phase) -> Params:
+    return AxisPhase(*(getattr(phase, field[0]) for field in AxisPhase._fields_))
 
 
 def set_phases(p: Params, h: tuple[Phase, ...], w: tuple[Phase, ...]) -> None:
     """Fill in the phases of one launch. All phases of an axis share one tap step."""
     for i, phase in enumerate(h):
-        p.phase_h[i] = AxisPhase.of(phase)
+        p.phase_h[i] = axis_phase(phase)
     for i, phase in enumerate(w):
-        p.phase_w[i] = AxisPhase.of(phase)
+        p.phase_w[i] = axis_phase(phase)
     p.phases_w, p.tap_step_h, p.tap_step_w = len(w), h[0].tap_step, w[0].tap_step
 
 

@@ -8,12 +8,12 @@ problem, executed by the emulator, or exported to a file.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...numerics.prediction import Way
-from ...problem import HALF_DTYPES, Problem
-from ...selection import Candidate, why_not
+from ...problem import HALF_DTYPES, Pass, Problem
+from ...selection import TRIALS, Candidate, Preference, why_not, worth_timing
 from ...util.gpu_arch import capability
 from .winograd.axis import ToomAxis
 
@@ -222,8 +222,26 @@ def direct_name(candidate: str) -> str:
     return f"direct ({candidate})"
 
 
+class Autotunable:
+    """What autotuning reads of a plan on a GPU. ATen's convolution is never a candidate there."""
+
+    __slots__ = ()
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def passthrough(self) -> bool:
+        return False
+
+    def trials(self, most: int = TRIALS) -> tuple[str, ...]:
+        """Names of candidates worth timing, in the cost model's order."""
+        return tuple(worth_timing(self.candidates, most, lambda name: name.partition("_")[0]))
+
+    def dispatch_overhead(self, ahead: Mapping[Pass, float]) -> float:
+        return 0.0
+
+
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Autotunable):
     """Launches that solve a problem, in order, and the reasons for the choice."""
 
     problem: Problem
@@ -241,6 +259,15 @@ class Plan:
     """Leading workspace bytes that stay valid while ``w`` is unchanged (:class:`Schedule`)."""
     ways: tuple[Way, ...] = field(default=(), repr=False)
     """How fast algorithms sum the output maps, from which the error for known weights follows."""
+    prefer: Preference | None = field(default=None, repr=False, compare=False)
+    """The preference that the problem was planned with."""
+
+    @property
+    def keeps_weights(self) -> bool:
+        return self.problem.frozen and self.weights_bytes > 0
+
+    def with_parts(self, plan: Callable[[Problem], Plan]) -> Plan:
+        return self
 
     @property
     def choice(self) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache
 from types import ModuleType
 from typing import NamedTuple
 
-from ...problem import AXES, HALF_DTYPES, PaddingMode, Pass, Problem
+from ...problem import AXES, HALF_DTYPES, PaddingMode, Problem
 from ...selection import PlanError, Preference, Selection, select
 from .candidate import CudaCandidate, FastCandidate
 from .cost import tasks_us, why_not_on, worth_residing
@@ -70,8 +69,8 @@ def plan_cuda(
         raise PlanError(f"polyconv's CUDA kernels take {', '.join(DTYPES)}; this problem is {problem.dtype}")
     if problem.padding_mode is not PaddingMode.ZEROS:
         _check_border(problem)
-        if min(problem.padding) < 0 and problem.kind is not Pass.DGRAD:
-            return _plan_cropped(problem, device, workspace, prefer)
+        if min(problem.padding) < 0:
+            raise PlanError(f"a border of a cropped image is lowered to one of the part (polyconv.lowering): {problem}")
     return plan_within(FAMILIES, problem, device, workspace, prefer)
 
 
@@ -98,6 +97,7 @@ def plan_within(
         preference=found.preference,
         weights_bytes=schedule.weights_bytes,
         ways=found.chosen.ways(problem) if isinstance(found.chosen, FastCandidate) else (),
+        prefer=prefer,
     )
 
 
@@ -115,7 +115,7 @@ def choose(
         return why_not_on(found.tasks, device) or found.us
 
     return select(
-        candidates(problem, families),
+        candidates(problem, families, device),
         problem,
         refusal=lambda one: one.refusal(problem),
         error=lambda one: one.error(problem, device.sms, workspace),
@@ -159,33 +159,11 @@ def _check_border(problem: Problem) -> None:
             )
 
 
-def _plan_cropped(problem: Problem, device: CudaDevice, workspace: int, prefer: Preference | None) -> Plan:
-    """Plan negative padding with a border of image values: x is cropped first, so plan for a view of x."""
-    crop_top, crop_bottom, crop_left, crop_right = (max(-side, 0) for side in problem.padding)
-    top, bottom, left, right = (max(side, 0) for side in problem.padding)
-    part = replace(
-        problem,
-        in_size=(problem.in_size[0] - crop_top - crop_bottom, problem.in_size[1] - crop_left - crop_right),
-        padding=(top, bottom, left, right),
-        vector_aligned=False,
-    )
-    offset = problem.element_bytes * (crop_top * problem.x_strides[2] + crop_left * problem.x_strides[3])
-    plan = plan_cuda(part, device, workspace, prefer)
-    moved = tuple(
-        replace(
-            launch,
-            pointers=tuple(
-                replace(slot, byte_offset=slot.byte_offset + offset) if slot.buffer == "x" else slot
-                for slot in launch.pointers
-            ),
-        )
-        for launch in plan.launches
-    )
-    return replace(plan, problem=problem, launches=moved)
-
-
-def candidates(problem: Problem, families: tuple[ModuleType, ...] = FAMILIES) -> Iterator[CudaCandidate]:
+def candidates(
+    problem: Problem, families: tuple[ModuleType, ...] = FAMILIES, device: CudaDevice | None = None
+) -> Iterator[CudaCandidate]:
     """All candidates that the families offer for the problem's dtype and pass."""
     for family in families:
         if problem.dtype in getattr(family, "DTYPES", ("float32",)):
-            yield from family.candidates(problem)
+            # Persistent blocks of winograd/nonfused depend on the shared memory, too.
+            yield from family.candidates(problem, device) if family is winograd_nonfused else family.candidates(problem)

@@ -19,7 +19,7 @@ from ...problem import Problem
 from ...selection import Candidate, PlanError, Preference, select, why_not
 from .cost import LAUNCH_US
 from .device import CudaDevice
-from .plan import Plan
+from .plan import Autotunable, Plan
 from .planner import DEFAULT_WORKSPACE, plan_cuda
 
 BESIDE_EFFICIENCY = 0.7
@@ -32,7 +32,7 @@ SECTOR_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class CudaVolumePlan(VolumePlan[Plan]):
+class CudaVolumePlan(Autotunable, VolumePlan[Plan]):
     """Plan for a volume on a GPU, and the reasons for it."""
 
     device: str
@@ -45,7 +45,11 @@ class CudaVolumePlan(VolumePlan[Plan]):
     def cost(self) -> float:
         return self.cost_us
 
-    def with_plans(self, plan: Callable[[Problem], Plan]) -> CudaVolumePlan:
+    @property
+    def keeps_weights(self) -> bool:
+        return False
+
+    def with_parts(self, plan: Callable[[Problem], Plan]) -> CudaVolumePlan:
         """The same lowering, with each 2-D problem planned by ``plan``."""
         return replace(self, plans={picture: plan(picture) for picture in self.plans})
 
@@ -120,7 +124,7 @@ def volume_us(plan: VolumePlan[Plan], device: CudaDevice) -> float:
     pictures = sum(
         plan.times(picture) * max(own.cost_us, _scattered_us(picture, device)) for picture, own in plan.plans.items()
     )
-    moved, launches = plan.parts.beside
+    moved, launches = plan.parts.extra_traffic
     return pictures + moved / (BESIDE_EFFICIENCY * device.dram_gbs * 1e3) + launches * LAUNCH_US
 
 

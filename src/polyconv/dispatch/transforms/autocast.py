@@ -12,6 +12,8 @@ from torch import Tensor
 from ... import settings
 from ..schema import library
 
+HOW_TO_ALLOW = "polyconv.allow_low_precision() or POLYCONV_ALLOW_LOW_PRECISION=1"
+
 
 class _Overruled(threading.local):
     dtype: torch.dtype | None = None

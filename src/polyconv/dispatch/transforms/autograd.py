@@ -16,7 +16,7 @@ from ...arguments import Geometry, statically, suggests_channels_last
 from ...lowering.epilogue import per_channel, summed_per_channel
 from ...runtime.guards import are_plain, is_watched
 from ..execute import run_dgrad, run_fprop, run_wgrad, training
-from ..operands import HALF, geometry_of
+from ..operands import geometry_of
 from ..schema import Args, dgrad, fprop, split_bias, split_epilogue, wgrad
 from .dtensor_import import expect_dtensors
 
@@ -40,10 +40,8 @@ def _asked(straight: bool | None, *tensors: Tensor) -> bool:
 
 
 def _go_straight(*tensors: Tensor) -> bool:
-    """Whether the dispatcher would only find the kernel. False for half precision, which a CUDA kernel may widen."""
-    if torch.is_grad_enabled() or is_watched() or tensors[0].dtype in HALF:
-        return False
-    return are_plain(*tensors)
+    """Whether the dispatcher would only find the kernel."""
+    return not torch.is_grad_enabled() and not is_watched() and are_plain(*tensors)
 
 
 # Not by torch.library.register_autograd: an operator registered that way silently has a zero forward-mode derivative.
@@ -149,7 +147,7 @@ def _add(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 def fprop_gradients(
     ctx: Any, grad: Tensor | None, wanted: Sequence[bool], prepared: Callable[..., Gradients] | None = None
 ) -> Gradients:
-    """Gradients of input, weight, bias and residual, None where not wanted. ``prepared``: ``ShortCall.gradients``."""
+    """Gradients of input, weight, bias and residual, None where not wanted. ``prepared``: ``GuardedCall.gradients``."""
     want_x, want_w, want_bias, want_residual = wanted
     if grad is None:
         return None, None, None, None

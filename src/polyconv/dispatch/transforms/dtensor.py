@@ -19,8 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from ...arguments import suggests_channels_last
+from ...problem import dense_strides
 from ...runtime.warn_once import warn_once
-from ..operands import Shape, dense_strides, fprop_layout, geometry_of
+from ..operands import Shape, fprop_layout, geometry_of
 from ..schema import Args, dgrad, fprop, library, split_bias, split_epilogue, wgrad
 
 MIXED = (

@@ -39,18 +39,23 @@ to_onnx._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def written_in_aten(
-    x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str, geometry: Geometry
+    aten: Callable[..., Tensor],
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str,
+    geometry: Geometry,
 ) -> Tensor:
-    """The convolution in ATen operators, which every exporter knows. ``x`` is already cropped by negative padding."""
+    """The convolution in ATen operators, which every exporter knows."""
     return _in_full_precision(
-        lambda x, w, bias, residual: _written(x, w, bias, residual, activation, geometry), x, w, bias, residual
+        lambda x, w, bias, residual: _written(aten, x, w, bias, residual, activation, geometry), x, w, bias, residual
     )
 
 
-def transposed_in_aten(x: Tensor, w: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
+def transposed_in_aten(aten: Callable[..., Tensor], x: Tensor, w: Tensor, bias: Tensor | None, *args: Any) -> Tensor:
     """The transposed convolution in ATen operators. torch checks the arguments."""
-    transpose: Any = {3: F.conv_transpose1d, 4: F.conv_transpose2d, 5: F.conv_transpose3d}[w.dim()]
-    return _in_full_precision(lambda x, w, bias: transpose(x, w, bias, *numbers), x, w, bias)
+    return _in_full_precision(lambda x, w, bias: aten(x, w, bias, *args), x, w, bias)
 
 
 def _in_full_precision(write: Callable[..., Tensor], x: Tensor, *others: Tensor | None) -> Tensor:
@@ -67,16 +72,24 @@ def _widened(tensor: Tensor) -> Tensor:
 
 
 def _written(
-    x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str, geometry: Geometry
+    aten: Callable[..., Tensor],
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str,
+    geometry: Geometry,
 ) -> Tensor:
     before, after = geometry.padding[::2], geometry.padding[1::2]
     padding = before
-    if any(geometry.padding) and not (geometry.padding_mode == "zeros" and before == after):
+    if min(geometry.padding) < 0 or ((before != after or geometry.padding_mode != "zeros") and any(geometry.padding)):
         mode = "constant" if geometry.padding_mode == "zeros" else geometry.padding_mode
-        sides = [side for pair in reversed(list(zip(before, after, strict=True))) for side in pair]
-        x, padding = F.pad(x, sides, mode=mode), tuple(0 for _ in before)
-    convolve = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[len(before)]
-    y = convolve(x, w, bias, geometry.stride, padding, geometry.dilation, geometry.groups)
+        pairs = list(zip(before, after, strict=True))
+        for dim, (first, last) in enumerate(pairs, start=2):  # a border follows the crop
+            x = x.narrow(dim, max(-first, 0), x.shape[dim] - max(-first, 0) - max(-last, 0))
+        sides = [max(side, 0) for pair in reversed(pairs) for side in pair]
+        x, padding = F.pad(x, sides, mode=mode) if any(sides) else x, tuple(0 for _ in before)
+    y = aten(x, w, bias, geometry.stride, padding, geometry.dilation, geometry.groups)
     if residual is not None:
         y = y + residual
     return {"relu": F.relu, "silu": F.silu}.get(activation, lambda z: z)(y)

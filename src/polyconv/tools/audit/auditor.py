@@ -130,6 +130,8 @@ class _Inspector:
         self._callers: dict[Any, set[str]] = {}
         """Shapes and geometry, which all passes of a convolution share -> layers that used them in the forward pass."""
         self._here = _Here()
+        self._lock = threading.Lock()
+        """Held to change the tables above: autograd runs a thread per device."""
 
     @contextmanager
     def following(self, model: nn.Module) -> Iterator[None]:
@@ -158,10 +160,11 @@ class _Inspector:
 
     def inspect(self, ran: Ran) -> None:
         """Measure a pass that has just run; only its figures are kept."""
-        name = self._name(ran.problem)
         measured = measure(ran, self._limits)
-        self.measured.setdefault(name, {}).setdefault(ran.problem.kind, []).append(measured)
-        self.devices[str(next(iter(ran.tensors.values())).device)] = None
+        with self._lock:
+            name = self._name(ran.problem)
+            self.measured.setdefault(name, {}).setdefault(ran.problem.kind, []).append(measured)
+            self.devices[str(next(iter(ran.tensors.values())).device)] = None
         self._shown.step(name)
 
     def _name(self, problem: Problem) -> str:

@@ -7,17 +7,18 @@ computed as a convolution of the squares. Direct summation always has a small lo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import inf, prod
 
 import torch
 from torch import Tensor
 
+from ...numerics import reference
 from ...numerics.error_model import UNIT_ROUNDOFF
+from ...numerics.reference import Place, Tensors
 from ...numerics.scale import largest, scales
-from ...problem import Pass, Problem
-from .exact import Slab, Tensors, slabs
+from ...problem import RESULTS, Pass, Problem
 
 KEPT = 2**24
 """Output elements up to which the exact result is kept for further comparisons instead of being recomputed."""
@@ -36,6 +37,29 @@ class Figures:
 
     def worst(self, other: Figures) -> Figures:
         return Figures(max(self.error, other.error), max(self.local_error, other.local_error))
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """A part of one output of a pass."""
+
+    output: str
+    """``y``, ``x``, ``dw`` or ``db``."""
+    place: Place
+    exact: Tensor
+    own: Tensor
+    """Per element, the root of the sum of squares of its terms: products, bias, residual."""
+
+
+def slabs(problem: Problem, tensors: Tensors) -> Iterator[Slab]:
+    """All outputs of a pass: images one by one, gradients of the parameters whole."""
+    images = [(slice(image, image + 1),) for image in range(problem.batch)]
+    for place in [(slice(None),)] if problem.kind is Pass.WGRAD else images:
+        exact, own = (reference.part(problem, tensors, place, power) for power in (1, 2))
+        yield Slab(RESULTS[problem.kind], place, exact, own.sqrt())
+    if "db" in tensors:
+        exact, own = (reference.bias_gradient(tensors["y"], power) for power in (1, 2))
+        yield Slab("db", (slice(None),), exact, own.sqrt())
 
 
 class Yardstick:

@@ -9,12 +9,12 @@ from math import floor, log10, nextafter
 import torch
 
 from ...autotune import preferences
-from ...autotune.preferences import Planned
+from ...backend import Plan
 from ...cpu.engines import aten
 from ...dispatch.prepare import Ran
 from ...numerics.known_weights import concentration
+from ...numerics.reference import Tensors
 from ...problem import Problem
-from .exact import Tensors
 from .figures import OUTPUTS, Figures, Yardstick
 
 OURS, TORCH = "polyconv", "PyTorch"
@@ -76,7 +76,7 @@ def measure(ran: Ran, limits: Limits) -> Measured:
     # These operations are not part of the model: no autograd, and no autocast that lowers their precision.
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False):
         w = tensors.get("w")
-        plan = ran.backend.plan(problem, inference=ran.inference, w=w)
+        plan = preferences.plan(ran.backend, problem, inference=ran.inference, w=w)
         theirs = _with_new_outputs(problem, tensors)
         aten.run(problem, theirs)
         yardstick = Yardstick(problem, tensors)
@@ -88,35 +88,35 @@ def measure(ran: Ran, limits: Limits) -> Measured:
     return Measured(problem, plan.name, plan.predicted_error, uneven, mine, figures[TORCH], remedy)
 
 
-def _remedy(ran: Ran, plan: Planned, figures: Figures, yardstick: Yardstick, limits: Limits) -> Remedy:
+def _remedy(ran: Ran, plan: Plan, figures: Figures, yardstick: Yardstick, limits: Limits) -> Remedy:
     """Run the plans of smaller tolerances on the same operands, from the largest on, until the limits are kept."""
     # Rank consensus concerns the tolerance in force: plans for others are neither taken from other ranks nor shared.
     with preferences.Forced({}, alone=True):
         for below, stricter in _stricter(ran, plan):
             outputs = _with_new_outputs(ran.problem, ran.tensors)
             asked = replace(ran.problem, tolerance=below)
-            ran.backend.prepare(asked, inference=ran.inference)(outputs)
+            ran.backend.prepare(preferences.plan(ran.backend, asked, inference=ran.inference))(outputs)
             plan, figures = stricter, yardstick.measure({OURS: outputs})[OURS]
             if limits.kept(figures):
                 return Remedy(_rounded(below, plan), plan.name, figures.error, figures.local_error)
     return Remedy(None, plan.name, figures.error, figures.local_error)
 
 
-def _stricter(ran: Ran, plan: Planned) -> Iterator[tuple[float, Planned]]:
+def _stricter(ran: Ran, plan: Plan) -> Iterator[tuple[float, Plan]]:
     """Plans of decreasing tolerances, each with the largest tolerance that excludes the plans before it."""
-    direct = ran.backend.plan(replace(ran.problem, tolerance=0.0), inference=ran.inference)
+    direct = preferences.plan(ran.backend, replace(ran.problem, tolerance=0.0), inference=ran.inference)
     tolerance = ran.problem.tolerance
     while plan.choice != direct.choice:
         tolerance = nextafter(min(tolerance, plan.predicted_error), 0.0)
         asked = replace(ran.problem, tolerance=tolerance)
-        plan = ran.backend.plan(asked, inference=ran.inference, w=ran.tensors.get("w"))
+        plan = preferences.plan(ran.backend, asked, inference=ran.inference, w=ran.tensors.get("w"))
         if plan.predicted_error > tolerance:  # only direct summation may exceed the tolerance
             plan = direct
         tolerance = tolerance if plan.choice != direct.choice else 0.0
         yield tolerance, plan
 
 
-def _rounded(below: float, plan: Planned) -> float:
+def _rounded(below: float, plan: Plan) -> float:
     """The tolerance rounded down to as few digits (up to three) as select the same plan."""
     if not below:
         return 0.0

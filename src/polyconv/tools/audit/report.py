@@ -56,15 +56,7 @@ class Audit(TableReport):
     """Prints as a table, with the lines of code that set the tolerances; :meth:`apply` executes them."""
 
     _headers = (
-        "layer",
-        "pass",
-        "plan",
-        "tolerance",
-        "predicted",
-        "taps",
-        "error",
-        "PyTorch's",
-        "local error",
+        *("layer", "pass", "plan", "tolerance", "predicted", "taps", "error", "PyTorch's", "local error"),
         "PyTorch's",
     )
     _texts = 4

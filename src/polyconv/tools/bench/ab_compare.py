@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ... import settings
+from ...arguments import CHANNELS_LAST
 from ...autotune import online, preferences
 from ...measure.timing import Timing, interleaved, threads, timings_as_json, timings_from_json
 from ...model.replace import replace
@@ -26,14 +27,6 @@ from .cases import Case, Cases, Layout, Mode
 TORCH, AGAIN, OURS = "torch", "torch_again", "ours"
 PATIENCE = 20.0
 """Time after which a comparison ends with the rounds done so far [s]."""
-LAYOUTS = {
-    (Layout.NCHW, 1): torch.contiguous_format,
-    (Layout.NCHW, 2): torch.contiguous_format,
-    (Layout.NCHW, 3): torch.contiguous_format,
-    (Layout.CHANNELS_LAST, 2): torch.channels_last,
-    (Layout.CHANNELS_LAST, 3): torch.channels_last_3d,
-}
-"""(layout, number of spatial axes) -> PyTorch's memory format."""
 MOST_MEMORY = (1.1, 256 * 2**20)
 """Memory limit of ours: factor on PyTorch's peak, plus bytes."""
 
@@ -101,39 +94,20 @@ class Duel:
         return self.uses * (self.timings[OURS].cpu - self.timings[TORCH].cpu)
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "what": self.what,
-            "kind": self.kind,
-            "mode": str(self.case.mode),
-            "layout": str(self.case.layout),
-            "batch": self.case.batch,
-            "threads": self.case.threads,
-            "timings": timings_as_json(self.timings),
-            "ratio": self.ratio,
-            "ratio_cpu": self.ratio_cpu,
-            "noise": self.noise,
-            "noise_cpu": self.noise_cpu,
-            "difference": self.difference,
-            "plans": dict(self.plans),
-            "uses": self.uses,
-            "torch_bytes": self.memory and self.memory.torch,
-            "ours_bytes": self.memory and self.memory.ours,
-        }
+        found = asdict(self)
+        case, memory = found.pop("case"), found.pop("memory") or dict.fromkeys(("torch", "ours"))
+        derived = {name: getattr(self, name) for name in ("ratio", "ratio_cpu", "noise", "noise_cpu")}
+        memory = {f"{side}_bytes": size for side, size in memory.items()}
+        return {**found, **case, "timings": timings_as_json(self.timings), **derived, **memory}
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Duel:
         has_memory = found["torch_bytes"] is not None
         return cls(
-            name=found["name"],
-            what=found["what"],
-            kind=found["kind"],
             case=Case(Mode(found["mode"]), Layout(found["layout"]), found["batch"], found["threads"]),
             timings=timings_from_json(found["timings"]),
-            difference=found["difference"],
-            plans=found["plans"],
-            uses=found["uses"],
             memory=Memory(found["torch_bytes"], found["ours_bytes"]) if has_memory else None,
+            **{name: found[name] for name in ("name", "what", "kind", "difference", "plans", "uses")},
         )
 
 
@@ -151,12 +125,12 @@ def prepared(module: nn.Module, x: Tensor, case: Case) -> tuple[nn.Module, Tenso
     for part in module.modules():
         if isinstance(part, _BatchNorm) and case.batch == 1:
             part.eval()
-    layout = LAYOUTS[case.layout, x.dim() - 2]
+    layout = torch.contiguous_format if case.layout is Layout.NCHW else CHANNELS_LAST[x.dim()]
     return module.to(memory_format=layout), x.contiguous(memory_format=layout)  # type: ignore[call-overload]
 
 
 def has_layout(axes: int, layout: Layout) -> bool:
-    return (layout, axes) in LAYOUTS
+    return layout is Layout.NCHW or axes + 2 in CHANNELS_LAST
 
 
 def block(mode: Mode) -> AbstractContextManager[object]:

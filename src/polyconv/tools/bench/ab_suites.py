@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...cpu import native
 from ...measure.layers import class_of
 from ...measure.timing import threads
 from ...measure.workloads import Workload
@@ -26,7 +23,7 @@ from . import model_zoo
 from .ab_compare import Duel, Memory, block, fight, has_layout, prepared, race
 from .cases import Case, Cases, Mode
 from .model_zoo import Network
-from .runner import Contest, begin
+from .runner import Contest, worker
 
 
 def layer_contests(layers: Sequence[Workload], cases: Cases) -> list[Contest[Duel]]:
@@ -122,11 +119,8 @@ def _memory(network: Network, case: Case, benchmark: bool) -> Memory:
 
 
 def _alone(name: str, case: Case, swapped: bool, benchmark: bool) -> int:
-    """Peak resident size [bytes] of a process forked from one that has only imported the packages."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload([__name__, *model_zoo.modules()])
-    isa = native.instruction_set() if native.is_available() else ""
-    with ProcessPoolExecutor(1, context, begin, (isa,)) as pool:
+    """Peak resident size [bytes] of a process of its own."""
+    with worker([__name__, *model_zoo.modules()]) as pool:
         return pool.submit(_peak, name, case, swapped, benchmark).result()
 
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from importlib import import_module
 from math import log
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from ...problem import Pass
 from .ab_compare import Duel
 from .cases import Case, Layout, Mode
-from .results import Row, Spread, geometric_mean, means
+from .results import Row, Spread, grouped
 
 PASSES_LEGEND = "bars: each in its faster layout     ◇ both in NCHW"
 NETWORKS_LEGEND = "bars: processor time     ◇ wall time     shaded: PyTorch against itself"
@@ -27,20 +28,17 @@ _LAYOUTS = {Layout.NCHW: "NCHW", Layout.CHANNELS_LAST: "channels_last"}
 
 def of_passes(rows: Sequence[Row]) -> list[list[Panel]]:
     """Panels: a column per pass, a row per number of threads."""
-    found = []
-    for count in dict.fromkeys(row.threads for row in rows):
-        here = [row for row in rows if row.threads == count]
-        found.append(
-            [
-                Panel(
-                    _TITLES[mean.kind],
-                    f"{_threads(count)}, mean {mean.ratio_best:.2f}×",
-                    [Bar(r.workload, r.shape, r.ratio_best, r.ratio_nchw) for r in here if r.kind is mean.kind],
-                )
-                for mean in means(here)
-            ]
-        )
-    return found
+    return [
+        [
+            Panel(
+                _TITLES[kind],
+                f"{_threads(count)}, mean {geometric_mean(row.ratio_best for row in group):.2f}×",
+                [Bar(row.workload, row.shape, row.ratio_best, row.ratio_nchw) for row in group],
+            )
+            for kind, group in grouped(here, lambda row: row.kind).items()
+        ]
+        for count, here in grouped(rows, lambda row: row.threads).items()
+    ]
 
 
 def of_networks(duels: Sequence[Duel]) -> list[list[Panel]]:
@@ -55,10 +53,9 @@ def of_layers(duels: Sequence[Duel]) -> list[list[Panel]]:
 
 def _classes(duels: Sequence[Duel]) -> list[Bar]:
     bars = []
-    for kind in dict.fromkeys(duel.kind for duel in duels):
-        spread = Spread.of(duel.ratio_cpu for duel in duels if duel.kind == kind)
-        count = sum(duel.kind == kind for duel in duels)
-        bars.append(Bar(kind, "1 layer" if count == 1 else f"{count} layers", spread.mean, spread.lowest))
+    for kind, group in grouped(duels, lambda duel: duel.kind).items():
+        spread = Spread.of(duel.ratio_cpu for duel in group)
+        bars.append(Bar(kind, "1 layer" if len(group) == 1 else f"{len(group)} layers", spread.mean, spread.lowest))
     return bars
 
 

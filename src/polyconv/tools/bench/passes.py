@@ -9,8 +9,8 @@ from functools import partial
 import torch
 
 from ... import settings
+from ...autotune import preferences
 from ...backend import backend_for
-from ...cpu.backend import CpuBackend
 from ...lowering.signal import picture
 from ...measure.accuracy import measure
 from ...measure.batch_limits import available_memory, cut_batch, with_batch
@@ -45,9 +45,8 @@ def _contest(workload: Workload, kind: Pass, count: int, options: Options) -> Ro
     batch = cut_batch(workload, options.batch, available_memory())
     problem = replace(with_batch(workload, batch.images).problem(kind), tolerance=settings.current().tolerance)
     backend = backend_for(torch.device("cpu"))
-    assert isinstance(backend, CpuBackend)  # only the CPU is timed here
     on_pictures = problem.as_2d()
-    plan = backend.plan(on_pictures, inference=True)
+    plan = preferences.plan(backend, on_pictures, inference=True)
     operands = Operands.random(problem)
     calls = candidates(problem, operands, transposed=workload.transposed, fresh_weights=options.fresh_weights)
     # Gradients belong to training, which does not run in inference mode.

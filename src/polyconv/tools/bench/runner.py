@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -50,21 +50,17 @@ class Failure:
     reason: str
 
 
-def outstanding(contests: Sequence[Contest[R]], known: Collection[str]) -> list[Contest[R]]:
-    return [contest for contest in contests if contest.key not in known]
-
-
 def run(contests: Sequence[Contest[R]], seconds: float | None = None) -> Iterator[R | Failure]:
     """Yield each result when measured; no contest starts after ``seconds``."""
     until = inf if seconds is None else time.monotonic() + seconds
-    worker = _Worker()
+    runs = _Worker()
     try:
         for contest in contests:
             if time.monotonic() >= until:
                 return
-            yield worker.run(contest)
+            yield runs.run(contest)
     finally:
-        worker.close()
+        runs.close()
 
 
 class _Worker:
@@ -75,8 +71,7 @@ class _Worker:
 
     def run(self, contest: Contest[R]) -> R | Failure:
         if self._pool is None:
-            isa = native.instruction_set() if native.is_available() else ""
-            self._pool = ProcessPoolExecutor(1, get_context("forkserver"), begin, (isa,))
+            self._pool = worker()
         try:
             return self._pool.submit(contest.run).result()
         except BrokenProcessPool:
@@ -91,7 +86,16 @@ class _Worker:
             self._pool = None
 
 
-def begin(isa: str) -> None:
+def worker(preload: Sequence[str] = ()) -> ProcessPoolExecutor:
+    """A process forked from one that has only imported packages, those of ``preload``."""
+    context = get_context("forkserver")
+    if preload:
+        context.set_forkserver_preload(list(preload))
+    isa = native.instruction_set() if native.is_available() else ""
+    return ProcessPoolExecutor(1, context, _begin, (isa,))
+
+
+def _begin(isa: str) -> None:
     """Initialise a worker: ignore Ctrl-C, which the parent handles, and use the parent's instruction set."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if isa:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import geometric_mean
 
 from ...measure.operands import CHANNELS_LAST, NCHW, OURS, OURS_CHANNELS_LAST
 from ...util.console import print_table
 from .ab_compare import MOST_MEMORY, TORCH, Duel
 from .ab_compare import OURS as OUR_MODULE
-from .results import LEAST, Row, losses, means, summaries
+from .results import LEAST, Row, Spread, grouped, losses
 
 SAMPLED = "~"
 """Marks an error measured on a sample of the result."""
@@ -22,16 +23,12 @@ DUEL_TIMES = ("torch ms", "ours ms", "x wall", "x cpu", "A/A wall", "A/A cpu")
 
 
 def print_passes(rows: Sequence[Row], where: str) -> None:
-    table: list[list[str]] = []
-    for place, row in enumerate(rows):
-        if place and row.workload != rows[place - 1].workload:
-            table.append([])
-        table.append(_pass_cells(row))
-    print_table(f"Time of one call, best of all rounds. {where}", (*PASSES, *PASS_RATIOS), table, left=2)
-    averages = [
-        [str(m.kind), str(m.threads), str(m.rows), *_two_digits(m.ratio_nchw, m.ratio_channels_last, m.ratio_best)]
-        for m in means(rows)
-    ]
+    title, table = f"Time of one call, best of all rounds. {where}", [_pass_cells(row) for row in rows]
+    print_table(title, (*PASSES, *PASS_RATIOS), table, left=2, grouped=True)
+    averages = []
+    for (kind, threads), group in grouped(rows, lambda row: (row.kind, row.threads)).items():
+        ratios = zip(*((row.ratio_nchw, row.ratio_channels_last, row.ratio_best) for row in group), strict=True)
+        averages.append([str(kind), str(threads), str(len(group)), *_two_digits(*map(geometric_mean, ratios))])
     print_table("Geometric means", ("pass", "threads", "workloads", *PASS_RATIOS[:3]), averages, left=1)
     for reason in dict.fromkeys(row.batch.reason for row in rows if row.batch.reason):
         names = dict.fromkeys(row.workload for row in rows if row.batch.reason == reason)
@@ -56,13 +53,9 @@ def _pass_cells(row: Row) -> list[str]:
 
 
 def print_networks(duels: Sequence[Duel], where: str) -> None:
-    table: list[list[str]] = []
-    for place, duel in enumerate(duels):
-        if place and duel.name != duels[place - 1].name:
-            table.append([])
-        table.append([duel.name, *_case_cells(duel), duel.what, *_time_cells(duel), *_memory_cells(duel)])
+    table = [[duel.name, *_case_cells(duel), duel.what, *_time_cells(duel), *_memory_cells(duel)] for duel in duels]
     headers = ("network", "mode", "layout", "batch", "threads", "image", *DUEL_TIMES, "torch MB", "ours MB")
-    print_table(f"One call or step of training, best of all rounds. {where}", headers, table, left=3)
+    print_table(f"One call or step of training, best of all rounds. {where}", headers, table, left=3, grouped=True)
     _print_summaries(duels, "networks")
     over = [duel.key for duel in duels if duel.memory is not None and duel.memory.too_much]
     if over:
@@ -81,9 +74,8 @@ def print_layers(duels: Sequence[Duel], where: str) -> None:
             str(loss.layout),
             loss.plan,
             loss.worst.what,
-            str(loss.duels),
-            f"{loss.cpu.mean:.2f}",
-            f"{loss.cpu.lowest:.2f}",
+            str(len(loss.duels)),
+            *_two_digits(geometric_mean(duel.ratio_cpu for duel in loss.duels), loss.worst.ratio_cpu),
             f"{loss.lost * 1e3:.1f}",
         ]
         for loss in losses(duels)[:WORST]
@@ -100,10 +92,13 @@ def print_layers(duels: Sequence[Duel], where: str) -> None:
 
 def _print_summaries(duels: Sequence[Duel], things: str) -> None:
     table: list[list[str]] = []
-    for s in summaries(duels):
-        case = [str(s.mode), str(s.layout), str(s.threads)]
-        table.append([*case, "polyconv", str(s.duels), str(s.wall), str(s.cpu), str(s.slower)])
-        table.append([*case, "torch itself (A/A)", str(s.duels), str(s.noise_wall), str(s.noise_cpu), ""])
+    groups = grouped(duels, lambda duel: (duel.case.mode, duel.case.layout, duel.case.threads))
+    for case, group in groups.items():
+        ours, itself = ((duel.ratio, duel.ratio_cpu) for duel in group), ((d.noise, d.noise_cpu) for d in group)
+        slower = sum(duel.ratio_cpu < LEAST for duel in group)
+        for side, ratios, count in (("polyconv", ours, str(slower)), ("torch itself (A/A)", itself, "")):
+            spreads = [str(Spread.of(column)) for column in zip(*ratios, strict=True)]
+            table.append([*map(str, case), side, str(len(group)), *spreads, count])
     headers = ("mode", "layout", "threads", "side", things, "x wall", "x cpu", f"below {LEAST}")
     print_table("Geometric means against PyTorch in the same layout, lowest and highest", headers, table, left=4)
 

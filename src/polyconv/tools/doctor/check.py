@@ -1,4 +1,4 @@
-"""A check of a GPU (:class:`Examination`), its parts, and the answers that they return.
+"""A check of a device (:class:`Check`), its parts, and the results that they return.
 
 A check runs in its own process (:mod:`~.worker`), supervised by another (:mod:`~.runner`): a faulty kernel can kill its
 process and must not lose the report.
@@ -7,14 +7,14 @@ process and must not lose the report.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from ...problem import Word
 
 if TYPE_CHECKING:
-    from .device_under_test import Subject
+    from .device_under_test import DeviceUnderTest
 
 
 class Verdict(Word):
@@ -24,37 +24,61 @@ class Verdict(Word):
     PROBLEM = "problem"
     """Does not work."""
     NOT_HERE = "not here"
-    """Cannot be checked on this machine; :attr:`Answer.words` gives the reason."""
+    """Cannot be checked on this machine; :attr:`Result.words` gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Result:
     """Result of one part of a check."""
 
+    check: str
+    """Name of the check; like :attr:`part` and :attr:`seconds`, it is filled in by worker and runner."""
+    part: str
     verdict: Verdict
     words: str = ""
     figures: Mapping[str, Any] = field(default_factory=dict)
     """JSON-serialisable details for the report."""
+    seconds: float = 0.0
+    sanitizer: str = ""
+    """First lines of compute-sanitizer's output, if it was run."""
+    row: str = ""
+    """Row of the summary below the check's, with all its parts of this name; empty for none."""
+
+    def __str__(self) -> str:
+        return f"{self.check}{f', {self.part}' if self.part else ''}: {self.words}"
+
+    def as_json(self) -> dict[str, Any]:
+        found = {**asdict(self), "verdict": str(self.verdict), "seconds": round(self.seconds, 3)}
+        return {
+            "examination": found.pop("check"),
+            **{name: each for name, each in found.items() if each not in ("", {})},
+        }
 
 
-def fine(words: str = "", **figures: Any) -> Answer:
-    return Answer(Verdict.OK, words, figures)
+def passed(words: str = "", **figures: Any) -> Result:
+    return Result("", "", Verdict.OK, words, figures)
 
 
-def doubtful(words: str, **figures: Any) -> Answer:
-    return Answer(Verdict.WARNING, words, figures)
+def warning(words: str, **figures: Any) -> Result:
+    return Result("", "", Verdict.WARNING, words, figures)
 
 
-def wrong(words: str, **figures: Any) -> Answer:
-    return Answer(Verdict.PROBLEM, words, figures)
+def failed(words: str, **figures: Any) -> Result:
+    return Result("", "", Verdict.PROBLEM, words, figures)
 
 
-def not_here(words: str, **figures: Any) -> Answer:
-    return Answer(Verdict.NOT_HERE, words, figures)
+def not_here(words: str) -> Result:
+    return Result("", "", Verdict.NOT_HERE, words)
 
 
-Part = Callable[[], Answer]
-"""Returns its answer. An exception counts as a problem, described by its message."""
+def judged(error: float, allowed: float, what: str = "error") -> Result:
+    """Compare an error with its limit; NaN is a problem."""
+    result = passed() if error <= allowed else failed(f"{what} {error:.1e}, allowed {allowed:.0e}")
+    return replace(result, figures={"error": error, "allowed": allowed})
+
+
+Part = Callable[[], Result]
+"""Returns its result. An exception counts as a problem, described by its message."""
 
 
 class Needs(Enum):
@@ -68,47 +92,23 @@ class Needs(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Examination:
+class Check:
     """A check. Its parts run in order; after one that fails, a new process continues with the next."""
 
     name: str
-    proves: str
-    parts: Callable[[Subject], Mapping[str, Part]]
-    """Parts by name. Listing them is cheap: each allocates and compiles only when it is called."""
+    parts: Callable[[Any], Mapping[str, Part]]
+    """Parts of a device's check by name. Listing them is cheap: each allocates and compiles only when it is called."""
     needs: Needs = Needs.TORCH
     gpus: int = 1
-    quick: bool = False
-    """Included in ``--quick``."""
     limit: float = 180.0
     """Time limit of one part [s]."""
     blocking: bool = True
     """Whether launches are synchronous, so that an error is attributed to its launch. False for timing checks."""
 
-    def why_not(self, subject: Subject) -> str:
-        """Reason why the check cannot run on a subject; empty if it can."""
+    def why_not(self, subject: DeviceUnderTest) -> str:
+        """Reason why the check cannot run on a device; empty if it can."""
         if self.gpus > subject.gpus:
             return f"needs {self.gpus} GPUs, and there is one"
         if self.needs is Needs.TENSORS:
             return subject.why_no_tensors
         return subject.why_no_torch if self.needs is Needs.TORCH else ""
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """An answer in the report, with its check, part and duration."""
-
-    examination: str
-    part: str
-    verdict: Verdict
-    words: str = ""
-    figures: Mapping[str, Any] = field(default_factory=dict)
-    seconds: float = 0.0
-    sanitizer: str = ""
-    """First lines of compute-sanitizer's output, if it was run."""
-
-    def __str__(self) -> str:
-        return f"{self.examination}{f', {self.part}' if self.part else ''}: {self.words}"
-
-    def as_json(self) -> dict[str, Any]:
-        found = {**asdict(self), "verdict": str(self.verdict), "seconds": round(self.seconds, 3)}
-        return {name: value for name, value in found.items() if value not in ("", {})}

@@ -1,4 +1,4 @@
-"""The GPU under test, and how checks access it."""
+"""The device under test, and how checks access it."""
 
 from __future__ import annotations
 
@@ -9,33 +9,81 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...cuda import driver
+from ...cpu import native
+from ...cuda import CudaError, driver
 from ...cuda.device import describe
 from ...cuda.jit.cache import KernelCache
+from ...cuda.jit.compile import compiler_id
 from ...cuda.planner.device import CudaDevice
-from .redzones import FencedBackend
+from ...measure.batch_limits import available_memory
+from ...measure.timing import Sample, cuda_sample, sample
+from ...util.cpuinfo import processor_name
+from .redzones import RedzoneBackend
 
 T = TypeVar("T")
+CPU = "cpu"
 
 
-class Subject:
-    """A GPU with PyTorch tensors in its memory.
+class DeviceUnderTest:
+    """A device with PyTorch tensors in its memory: the CPU, or a GPU in the subclass.
 
     Args:
-        index: CUDA device index.
+        name: ``cpu``, or ``cuda:0`` for the first GPU.
         quick: run a subset of each check's parts.
     """
 
-    def __init__(self, index: int = 0, quick: bool = False) -> None:
-        self.index = index
+    gpus = 1
+    """Number of GPUs in this machine, as far as a check may need several."""
+    why_no_torch = ""
+    """Reason why PyTorch cannot use the device; empty if it can."""
+    timer: Sample = staticmethod(sample)
+
+    def __init__(self, name: str = CPU, quick: bool = False) -> None:
+        self.name = name
         self.quick = quick
-        self.device = torch.device("cuda", index)
+        self.device = torch.device(name)
         """Device of the tensors."""
 
+    @property
+    def why_no_tensors(self) -> str:
+        """Reason why there are no tensors that its kernels can read; empty if there are."""
+        return self.why_no_torch
+
+    def about(self) -> dict[str, str]:
+        """Names and versions on which results depend, the device first."""
+        kernels = native.instruction_set() if native.is_available() else "no native kernels"
+        return {"CPU": f"{processor_name()} ({torch.get_num_threads()} threads, {kernels})"}
+
+    def at_work(self) -> AbstractContextManager[object]:
+        """Context in which convolutions of :attr:`device`'s tensors run on this device. Real hardware needs none."""
+        return nullcontext()
+
+    def free_memory(self) -> int:
+        """Bytes."""
+        return available_memory()
+
+    def wait(self) -> None:
+        """Wait until all launched kernels have finished."""
+
+    def some(self, every: Sequence[T], quickly: int) -> list[T]:
+        """All items or, if quick, at most ``quickly`` of them, evenly spread."""
+        return spread(every, quickly) if self.quick else list(every)
+
+
+class GpuUnderTest(DeviceUnderTest):
+    timer = staticmethod(cuda_sample)
+
+    def __init__(self, name: str = "cuda:0", quick: bool = False) -> None:
+        super().__init__(name, quick)
+        self.index = self.device.index
+
     @cached_property
-    def gpus(self) -> int:
-        """Number of GPUs in this machine."""
+    def gpus(self) -> int:  # type: ignore[override]
         return int(driver.call("cuDeviceGetCount"))
+
+    @cached_property
+    def why_no_torch(self) -> str:  # type: ignore[override]
+        return "" if torch.cuda.is_available() else "needs a build of PyTorch that can use this GPU"
 
     @cached_property
     def description(self) -> CudaDevice:
@@ -45,33 +93,35 @@ class Subject:
     def cache(self) -> KernelCache:
         return KernelCache()
 
-    @cached_property
-    def why_no_torch(self) -> str:
-        """Reason why PyTorch cannot use the GPU; empty if it can."""
-        return "" if torch.cuda.is_available() else "needs a build of PyTorch that can use this GPU"
+    def about(self) -> dict[str, str]:
+        device, number = self.description, int(driver.call("cuDriverGetVersion"))
+        try:
+            compiler = compiler_id()
+        except CudaError:
+            compiler = "none"
+        return {
+            "GPU": f"{device.name} ({device.arch}, {device.sms} multiprocessors)",
+            "NVRTC": compiler,
+            "driver": f"for CUDA {number // 1000}.{number % 1000 // 10}",
+        }
 
-    @property
-    def why_no_tensors(self) -> str:
-        """Reason why there are no tensors that its kernels can read; empty if there are."""
-        return self.why_no_torch
-
-    def backend(self, **arguments: Any) -> FencedBackend:
+    def backend(self, **arguments: Any) -> RedzoneBackend:
         """New backend with red zones; arguments as for :class:`~polyconv.cuda.backend.CudaBackend`."""
-        return FencedBackend(self.index, cache=self.cache, **arguments)
+        return RedzoneBackend(self.index, cache=self.cache, **arguments)
 
-    def beside(self, index: int) -> Subject:
-        return Subject(index, self.quick)
+    def beside(self, index: int) -> GpuUnderTest:
+        return GpuUnderTest(f"cuda:{index}", self.quick)
 
-    def at_work(self) -> AbstractContextManager[object]:
-        """Context in which convolutions of :attr:`device`'s tensors run on this GPU. Real hardware needs none."""
-        return nullcontext()
+    def free_memory(self) -> int:
+        return int(torch.cuda.mem_get_info(self.device)[0])
 
     def wait(self) -> None:
         torch.cuda.synchronize(self.device)
 
-    def some(self, every: Sequence[T], quickly: int) -> list[T]:
-        """All items or, if quick, at most ``quickly`` of them, evenly spread."""
-        return spread(every, quickly) if self.quick else list(every)
+
+def under_test(name: str, quick: bool) -> DeviceUnderTest:
+    """The device of this name."""
+    return (DeviceUnderTest if name == CPU else GpuUnderTest)(name, quick)
 
 
 def spread(every: Sequence[T], most: int) -> list[T]:

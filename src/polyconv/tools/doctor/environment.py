@@ -24,26 +24,18 @@ from ...cuda.jit.bundle import Bundle
 from ...cuda.jit.compile import check_arch, compiler_id, ptx_arch, supported_archs
 from ...cuda.jit.store import EntryError
 from ...cuda.planner.device import CudaDevice
-from ...problem import Word
 from ...util.cpuinfo import processor_name
 from ...version import __version__
+from .check import Verdict
 
 OLDEST_TORCH = (2, 4)
 INSTALL_CUDA = "pip install 'polyconv[cu12]' (or polyconv[cu13], which has no V100)"
 
 
-class State(Word):
-    OK = "ok"
-    WARNING = "warning"
-    """Works, but not as well as it could."""
-    PROBLEM = "problem"
-    """Does not work."""
-
-
 @dataclass(frozen=True, slots=True)
 class Finding:
     name: str
-    state: State
+    state: Verdict
     text: str
     advice: str = ""
 
@@ -70,7 +62,7 @@ def findings() -> list[Finding]:
         try:
             found += check()
         except Exception as error:  # reported as a finding; the other checks still run
-            found.append(Finding(check.__name__.strip("_"), State.PROBLEM, f"{type(error).__name__}: {error}"))
+            found.append(Finding(check.__name__.strip("_"), Verdict.PROBLEM, f"{type(error).__name__}: {error}"))
     return found
 
 
@@ -94,8 +86,13 @@ def has_driver() -> bool:
 
 def usable_gpus() -> list[Gpu]:
     """GPUs that PyTorch can use."""
+    return _working_gpus() if torch.cuda.is_available() else []
+
+
+def _working_gpus() -> list[Gpu]:
+    """GPUs of this machine; empty if the driver fails."""
     try:
-        return gpus() if torch.cuda.is_available() else []
+        return gpus()
     except CudaError:
         return []
 
@@ -104,92 +101,92 @@ def usable_gpus() -> list[Gpu]:
 
 
 def _versions() -> Iterator[Finding]:
-    yield Finding("polyconv", State.OK, f"{__version__}, Python {platform.python_version()}, {platform.platform()}")
+    yield Finding("polyconv", Verdict.OK, f"{__version__}, Python {platform.python_version()}, {platform.platform()}")
     version = str(torch.__version__)
     built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
     old = tuple(int(part) for part in version.split("+")[0].split(".")[:2]) < OLDEST_TORCH
     advice = f"install PyTorch {'.'.join(map(str, OLDEST_TORCH))} or newer" if old else ""
-    yield Finding("PyTorch", State.PROBLEM if old else State.OK, f"{version}, built with {built}", advice)
+    yield Finding("PyTorch", Verdict.PROBLEM if old else Verdict.OK, f"{version}, built with {built}", advice)
 
 
 def _cpu() -> Iterator[Finding]:
     name = f"{processor_name()}, {torch.get_num_threads()} threads"
     absent = native.why_absent()
     if absent is None:
-        yield Finding("CPU", State.OK, f"{name}, native kernels for {native.instruction_set()}")
+        yield Finding("CPU", Verdict.OK, f"{name}, native kernels for {native.instruction_set()}")
     else:
         advice = "PyTorch's convolution runs instead. Install a wheel, or build the kernels (see README, Install)"
-        yield Finding("CPU", State.WARNING, f"{name}: {absent}", advice)
+        yield Finding("CPU", Verdict.WARNING, f"{name}: {absent}", advice)
 
 
 def _devices() -> Iterator[Finding]:
     if not has_driver():
-        yield Finding("GPU", State.OK, "none: no NVIDIA driver (libcuda.so.1) on this machine")
+        yield Finding("GPU", Verdict.OK, "none: no NVIDIA driver (libcuda.so.1) on this machine")
         return
     try:
         found = gpus()
         number = int(driver.call("cuDriverGetVersion"))
     except CudaError as error:
-        yield Finding("driver", State.PROBLEM, str(error), INSTALL_CUDA)
+        yield Finding("driver", Verdict.PROBLEM, str(error), INSTALL_CUDA)
         return
-    yield Finding("driver", State.OK, f"for CUDA {number // 1000}.{number % 1000 // 10} and older")
+    yield Finding("driver", Verdict.OK, f"for CUDA {number // 1000}.{number % 1000 // 10} and older")
     if not found:
-        yield Finding("GPU", State.WARNING, "the driver shows none", "look at nvidia-smi and CUDA_VISIBLE_DEVICES")
+        yield Finding("GPU", Verdict.WARNING, "the driver shows none", "look at nvidia-smi and CUDA_VISIBLE_DEVICES")
     for gpu in found:
-        yield Finding(f"GPU {gpu.index}", State.OK, str(gpu))
+        yield Finding(f"GPU {gpu.index}", Verdict.OK, str(gpu))
     if found:
         yield _launches()
     if found and not torch.cuda.is_available():
         text = "PyTorch cannot use the GPU" + ("" if torch.version.cuda else ": this build of it has no CUDA")
-        yield Finding("PyTorch on GPU", State.WARNING, text, "install a CUDA build of PyTorch: https://pytorch.org")
+        yield Finding("PyTorch on GPU", Verdict.WARNING, text, "install a CUDA build of PyTorch: https://pytorch.org")
 
 
 def _launches() -> Finding:
     absent = launch.why_absent()
     if absent is None:
-        return Finding("launches", State.OK, "a plan at a time")
+        return Finding("launches", Verdict.OK, "a plan at a time")
     advice = "small convolutions take longer to launch than to compute. Install a wheel, or build it (README, Install)"
-    return Finding("launches", State.WARNING, f"one by one, from Python: {absent}", advice)
+    return Finding("launches", Verdict.WARNING, f"one by one, from Python: {absent}", advice)
 
 
 def _compiler() -> Iterator[Finding]:
     jit = settings.current().jit
-    needed = _needs_compiler()
+    needed = _working_gpus() if jit else []
     try:
         build, archs = compiler_id(), supported_archs()
     except CudaError as error:
-        state = State.PROBLEM if needed and jit else State.OK
-        text = f"none; needed for CUDA kernels only ({error})" if state is State.OK else str(error)
-        yield Finding("compiler", state, text, INSTALL_CUDA if state is State.PROBLEM else "")
+        state = Verdict.PROBLEM if needed else Verdict.OK
+        text = f"none; needed for CUDA kernels only ({error})" if state is Verdict.OK else str(error)
+        yield Finding("compiler", state, text, INSTALL_CUDA if state is Verdict.PROBLEM else "")
         return
     off = "" if jit else "; not run, because POLYCONV_JIT=off"
-    yield Finding("compiler", State.OK, f"NVRTC {build}, compiles for sm_{archs[0]} to sm_{archs[-1]}{off}")
-    for gpu in gpus() if needed and jit else []:
+    yield Finding("compiler", Verdict.OK, f"NVRTC {build}, compiles for sm_{archs[0]} to sm_{archs[-1]}{off}")
+    for gpu in needed:
         try:
             check_arch(gpu.description.arch)
         except CudaError as error:
-            yield Finding("compiler", State.PROBLEM, str(error), f"for GPU {gpu.index}, {gpu}")
+            yield Finding("compiler", Verdict.PROBLEM, str(error), f"for GPU {gpu.index}, {gpu}")
             continue
         if older := ptx_arch(gpu.description.arch):
             text = f"no machine code for GPU {gpu.index}, {gpu}, which is newer; the driver translates PTX of {older}"
-            yield Finding("compiler", State.WARNING, text, "install a newer nvidia-cuda-nvrtc")
+            yield Finding("compiler", Verdict.WARNING, text, "install a newer nvidia-cuda-nvrtc")
 
 
 def _cache() -> Iterator[Finding]:
     directory = settings.current().cache_dir
     if directory is None:
-        yield Finding("cache", State.WARNING, settings.NO_CACHE, "every process compiles its kernels again")
+        yield Finding("cache", Verdict.WARNING, settings.NO_CACHE, "every process compiles its kernels again")
         return
     summary = store.summary(directory)
     text = f"{directory}, {summary['kernels']} kernels, {summary['bytes'] / 1e6:.1f} MB"
     if summary["refused"]:
         advice = "every process compiles its kernels again until then, or until POLYCONV_CACHE_DIR is a folder of yours"
-        yield Finding("cache", State.WARNING, f"{text}, none of them run: {summary['refused']}", advice)
+        yield Finding("cache", Verdict.WARNING, f"{text}, none of them run: {summary['refused']}", advice)
     elif summary["writable"]:
-        yield Finding("cache", State.OK, text)
+        yield Finding("cache", Verdict.OK, text)
     else:
         advice = "every process compiles its kernels again: set POLYCONV_CACHE_DIR to a folder that can be written"
-        yield Finding("cache", State.WARNING, f"{text}, not writable", advice)
+        yield Finding("cache", Verdict.WARNING, f"{text}, not writable", advice)
 
 
 def _bundle() -> Iterator[Finding]:
@@ -200,30 +197,30 @@ def _bundle() -> Iterator[Finding]:
         damaged = Bundle(folder).check()
         kernels = Bundle(folder).manifest["kernels"]
     except EntryError as error:
-        yield Finding("bundle", State.PROBLEM, str(error), "make one with polyconv warmup -o")
+        yield Finding("bundle", Verdict.PROBLEM, str(error), "make one with polyconv warmup -o")
         return
     archs = ", ".join(sorted({str(one["arch"]) for one in kernels.values()}))
     text = f"{folder}, {len(kernels)} kernels for {archs or 'nothing'}"
     if damaged:
         advice = f"{len(damaged)} of them are refused (polyconv cache verify): make it anew with polyconv warmup -o"
-        yield Finding("bundle", State.PROBLEM, text, advice)
+        yield Finding("bundle", Verdict.PROBLEM, text, advice)
     else:
-        yield Finding("bundle", State.OK, text)
+        yield Finding("bundle", Verdict.OK, text)
 
 
 def _settings() -> Iterator[Finding]:
     variables = settings.current().as_variables()
     given = {name: text for name, text in os.environ.items() if name in variables and text.strip()}
     for name, text in given.items():
-        yield Finding("setting", State.OK, f"{name}={text} (environment)")
+        yield Finding("setting", Verdict.OK, f"{name}={text} (environment)")
     defaults = {name: text for name, text in variables.items() if name not in given}
     rest = ", ".join(f"{name.removeprefix(settings.PREFIX)}={text or 'none'}" for name, text in defaults.items())
-    yield Finding("settings", State.OK, f"default: {rest}")
+    yield Finding("settings", Verdict.OK, f"default: {rest}")
     for name in os.environ:
         if name.startswith(settings.PREFIX) and name not in variables and name not in OTHER_VARIABLES:
             close = get_close_matches(name, variables, n=1)
             advice = f"did you mean {close[0]}?" if close else f"there are {', '.join(variables)}"
-            yield Finding("setting", State.WARNING, f"{name} is set, but no setting of polyconv", advice)
+            yield Finding("setting", Verdict.WARNING, f"{name} is set, but no setting of polyconv", advice)
 
 
 OTHER_VARIABLES = frozenset({"POLYCONV_NIGHTLY", "POLYCONV_BUILD_NATIVE"})
@@ -235,15 +232,17 @@ def _tuning() -> Iterator[Finding]:
     for path in tuning_lookup.files():
         if not path.exists():
             if path in (settings.current().tuning_file or ()):
-                yield Finding("tuning", State.WARNING, f"{path} does not exist", "the cost model decides instead")
+                yield Finding("tuning", Verdict.WARNING, f"{path} does not exist", "the cost model decides instead")
             continue
         try:
             found = tuning_file.load(path)
         except (tuning_file.TuningError, OSError) as error:
-            yield Finding("tuning", State.WARNING, str(error), "the cost model decides instead")
+            yield Finding("tuning", Verdict.WARNING, str(error), "the cost model decides instead")
             continue
         matching = sum(len(s.entries) for s in found.sections if s.environment in (here, *_gpu_environments()))
-        yield Finding("tuning", State.OK, f"{path}: {len(found)} choices, {matching} of them measured on this machine")
+        yield Finding(
+            "tuning", Verdict.OK, f"{path}: {len(found)} choices, {matching} of them measured on this machine"
+        )
 
 
 def _gpu_environments() -> list[Mapping[str, Any]]:
@@ -253,9 +252,11 @@ def _gpu_environments() -> list[Mapping[str, Any]]:
 
 def _what_runs() -> Iterator[Finding]:
     if native.is_available():
-        yield Finding("cpu tensors", State.OK, "polyconv's native kernels; PyTorch's where the planner expects no gain")
+        yield Finding(
+            "cpu tensors", Verdict.OK, "polyconv's native kernels; PyTorch's where the planner expects no gain"
+        )
     else:
-        yield Finding("cpu tensors", State.WARNING, "PyTorch's convolution", "see CPU above")
+        yield Finding("cpu tensors", Verdict.WARNING, "PyTorch's convolution", "see CPU above")
     if not usable_gpus():
         return
     current = settings.current()
@@ -265,16 +266,9 @@ def _what_runs() -> Iterator[Finding]:
     elif _compiler_works():
         source = (source + ", else " if source else "") + "compiled at first use"
     else:
-        yield Finding("cuda tensors", State.PROBLEM, "polyconv's kernels cannot be compiled", "see compiler above")
+        yield Finding("cuda tensors", Verdict.PROBLEM, "polyconv's kernels cannot be compiled", "see compiler above")
         return
-    yield Finding("cuda tensors", State.OK, f"polyconv's kernels, {source}; PyTorch's convolution is never called")
-
-
-def _needs_compiler() -> bool:
-    try:
-        return bool(gpus())
-    except CudaError:
-        return False
+    yield Finding("cuda tensors", Verdict.OK, f"polyconv's kernels, {source}; PyTorch's convolution is never called")
 
 
 def _compiler_works() -> bool:

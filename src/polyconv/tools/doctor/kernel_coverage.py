@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -12,9 +13,10 @@ from ...cuda.planner.cost import tasks_us, why_not_on
 from ...cuda.planner.depthwise import strip
 from ...cuda.planner.device import CudaDevice
 from ...cuda.planner.plan import KernelSpec, Plan, Task
-from ...cuda.planner.planner import DEFAULT_WORKSPACE, FAMILIES, all_kernels, candidates
+from ...cuda.planner.planner import DEFAULT_WORKSPACE, FAMILIES, all_kernels, candidates, family_name, plan_within
 from ...problem import HALF_DTYPES, Pair, Pass, Problem, Sides, channels_last_strides
-from .device_under_test import Subject
+from ...selection import PlanError
+from .device_under_test import GpuUnderTest
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,13 @@ CASES = {
 
 def problems(larger: int = 1) -> dict[str, Problem]:
     return {f"{name}, {kind}": case.problem(kind, larger) for name, case in CASES.items() for kind in case.passes}
+
+
+def family_plans(problem: Problem, device: CudaDevice) -> Iterator[tuple[str, Plan]]:
+    """Best plan of each family that supports a problem within its tolerance."""
+    for family in FAMILIES:
+        with contextlib.suppress(PlanError):
+            yield family_name(family), plan_within((family,), problem, device)
 
 
 QUICKLY = 2
@@ -143,7 +152,7 @@ def fewest(found: dict[str, Way]) -> dict[str, Way]:
     return dict(sorted(kept.items()))
 
 
-def selected(subject: Subject) -> dict[str, Way]:
+def selected(subject: GpuUnderTest) -> dict[str, Way]:
     """Ways that launch every kernel or, in a quick run, :data:`QUICKLY` of each family."""
     families: dict[str, list[str]] = {}
     found = fewest(ways(subject.description))

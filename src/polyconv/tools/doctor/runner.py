@@ -1,4 +1,4 @@
-"""Parent of the worker processes: starts them, collects their answers, and reports those that hang or die."""
+"""Parent of the worker processes: starts them, collects their results, and reports those that hang or die."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
-from .check import Examination, Result, Verdict
+from .check import Check, Result, Verdict
 
 COMMAND = (sys.executable, "-m", "polyconv.tools.doctor.worker")
 MOST_PROBLEMS = 8
@@ -33,11 +33,11 @@ Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Examiner:
-    """Runs checks on one GPU.
+class Runner:
+    """Runs checks on one device.
 
     Args:
-        gpu: device index.
+        device: name of the device, as in :class:`~.device_under_test.DeviceUnderTest`.
         quick: fewer parts.
         command: command line of a worker, to which the check's name and options are appended.
         environment: variables of the workers in addition to this process's.
@@ -45,63 +45,60 @@ class Examiner:
         expects: callback that receives the number of outstanding parts of a check.
     """
 
-    gpu: int = 0
+    device: str = "cuda:0"
     quick: bool = False
     command: Sequence[str] = COMMAND
     environment: Mapping[str, str] | None = None
     sanitizer: str | None = None
     expects: Callable[[int], None] = field(default=lambda parts: None)
 
-    def examine(self, examination: Examination, done: Sequence[Result] = ()) -> Iterator[Result]:
+    def run(self, check: Check, done: Sequence[Result] = ()) -> Iterator[Result]:
         """Yield the results of a check as they arrive, resuming after the results in ``done``."""
         problems = sum(result.verdict is Verdict.PROBLEM for result in done)
         first = after = done[-1].part if done else None
         while problems < MOST_PROBLEMS:
             before = after
-            for result in self._heard(examination, after, self.expects if after == first else None):
+            for result in self._heard(check, after, self.expects if after == first else None):
                 if result is None:
                     return
                 after = result.part
                 if result.verdict is Verdict.PROBLEM:
                     problems += 1
-                    looked_at = problems <= MOST_SANITIZED
-                    yield replace(result, sanitizer=self._sanitized(examination, after)) if looked_at else result
-                else:
-                    yield result
+                    if problems <= MOST_SANITIZED:
+                        result = replace(result, sanitizer=self._sanitized(check, after))
+                yield result
             if not after or after == before:  # died before its first part: a restart would, too
                 return
         words = f"the parts after {after} were left out, because {problems} before them went wrong"
-        yield Result(examination.name, "", Verdict.WARNING, words)
+        yield Result(check.name, "", Verdict.WARNING, words)
 
-    def _heard(
-        self, examination: Examination, after: str | None, expects: Callable[[int], None] | None
-    ) -> Iterator[Result | None]:
+    def _heard(self, check: Check, after: str | None, expects: Callable[[int], None] | None) -> Iterator[Result | None]:
         """Results of one worker for the parts after ``after``; finally None if no part is left."""
         at: str | None = None
         complete = False
         arguments = [] if after is None else ["--after", after]
-        for message in self._listen(examination, self._words(examination, arguments), examination.limit):
+        for message in self._listen(check, self._words(check, arguments), check.limit):
             if "parts" in message and expects is not None:
                 expects(message["parts"])
             elif "begins" in message:
                 at = str(message["begins"])
             elif "part" in message:
-                yield Result(examination.name, **{**message, "verdict": Verdict(message["verdict"])})
+                yield Result(**{**message, "check": check.name, "verdict": Verdict(message["verdict"])})
                 at = None
             elif "complete" in message:
                 complete = True
             elif "ended" in message and (at is not None or message["failed"]):
-                yield Result(examination.name, at or "", Verdict.PROBLEM, message["ended"])
+                yield Result(check.name, at or "", Verdict.PROBLEM, message["ended"])
         if complete:
             yield None
 
-    def _words(self, examination: Examination, more: Sequence[str]) -> list[str]:
+    def _words(self, check: Check, more: Sequence[str]) -> list[str]:
         quick = ["--quick"] if self.quick else []
-        return [*self.command, examination.name, "--gpu", str(self.gpu), *quick, *more]
+        return [*self.command, check.name, "--device", self.device, *quick, *more]
 
-    def _listen(self, examination: Examination, command: list[str], patience: float) -> Iterator[Message]:
+    def _listen(self, check: Check, command: list[str], patience: float) -> Iterator[Message]:
         """Messages of a worker, the last one its exit status. Killed after ``patience`` [s] without a message."""
-        with tempfile.TemporaryFile() as errors, self._started(examination, command, errors) as process:
+        with tempfile.TemporaryFile() as errors, self._started(check, command, errors) as process:
             lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
             threading.Thread(target=_read, args=(process.stdout, lines.put), daemon=True).start()
             try:
@@ -116,9 +113,9 @@ class Examiner:
             finally:
                 _stop(process)
 
-    def _started(self, examination: Examination, command: Sequence[str], errors: IO[bytes]) -> subprocess.Popen[str]:
+    def _started(self, check: Check, command: Sequence[str], errors: IO[bytes]) -> subprocess.Popen[str]:
         """Start a worker in a new session, so that its children are killed with it."""
-        settled = {"POLYCONV_STRICT": "on", "CUDA_LAUNCH_BLOCKING": "1" if examination.blocking else "0"}
+        settled = {"POLYCONV_STRICT": "on", "CUDA_LAUNCH_BLOCKING": "1" if check.blocking else "0"}
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -129,15 +126,15 @@ class Examiner:
             start_new_session=True,
         )
 
-    def _sanitized(self, examination: Examination, part: str) -> str:
+    def _sanitized(self, check: Check, part: str) -> str:
         """First lines of compute-sanitizer's output for a failed part."""
         sanitizer = shutil.which("compute-sanitizer") if self.sanitizer is None else self.sanitizer
         if not sanitizer:
             return ""
-        command = [sanitizer, "--tool", "memcheck", *self._words(examination, ["--only", part])]
-        with tempfile.TemporaryFile() as errors, self._started(examination, command, errors) as process:
+        command = [sanitizer, "--tool", "memcheck", *self._words(check, ["--only", part])]
+        with tempfile.TemporaryFile() as errors, self._started(check, command, errors) as process:
             try:
-                said, _ = process.communicate(timeout=SLOWER_SANITIZED * examination.limit)
+                said, _ = process.communicate(timeout=SLOWER_SANITIZED * check.limit)
             except subprocess.TimeoutExpired:
                 return "compute-sanitizer did not come to an end"
             finally:

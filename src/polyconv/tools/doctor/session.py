@@ -1,4 +1,4 @@
-"""A session: all checks or the quick ones, from the start or from where an earlier session was interrupted."""
+"""A session: a selection of checks, from the start or from where an earlier session was interrupted."""
 
 from __future__ import annotations
 
@@ -7,70 +7,51 @@ from pathlib import Path
 
 import torch
 
-from ...cuda import CudaError, driver
-from ...cuda.jit.compile import compiler_id
 from ...util.atomic_files import replace_whole
 from ...version import __version__
-from .check import Examination, Result, Verdict
-from .device_under_test import Subject
-from .environment import findings
-from .journal import Record
-from .runner import Examiner
-from .summary import screen
-
-Step = Callable[[str], None]
+from .check import Check, Result, Verdict
+from .device_under_test import DeviceUnderTest
+from .journal import Journal
+from .runner import Runner
+from .summary import summary
 
 
-def about(subject: Subject, quick: bool) -> dict[str, str]:
-    """Device, versions and kind of session. Results are resumed only if all of these match."""
-    number = int(driver.call("cuDriverGetVersion"))
-    try:
-        compiler = compiler_id()
-    except CudaError:
-        compiler = "none"
-    device = subject.description
-    return {
-        "GPU": f"{device.name} ({device.arch}, {device.sms} multiprocessors)",
-        "polyconv": __version__,
-        "PyTorch": str(torch.__version__),
-        "NVRTC": compiler,
-        "driver": f"for CUDA {number // 1000}.{number % 1000 // 10}",
-        "round": "quick" if quick else "full",
-    }
+def about(subject: DeviceUnderTest, selection: str) -> dict[str, str]:
+    """Device, versions and selection of checks. Results are resumed only if all of these match."""
+    versions = {"polyconv": __version__, "PyTorch": str(torch.__version__)}
+    return {**subject.about(), **versions, "checks": selection}
 
 
-def begin(path: Path, subject: Subject, *, quick: bool, again: bool = False) -> tuple[Record, str]:
-    """Open a record, resuming from the file unless ``again``. Also returns a message about an existing file."""
-    record = Record(path, about(subject, quick))
-    said = ""
-    if not again:
-        refused = record.go_on()
-        if refused:
-            said = f"{refused}; it is made anew"
-        elif record.results:
-            said = f"going on with {path}, which has {len(record.results)} answers; --again begins anew"
-    record.findings = [finding.as_json() for finding in findings()]
-    driver.release_devices()  # the workers use them from here on
-    return record, said
+def resume(journal: Journal) -> str:
+    """Load what an earlier session left in the journal's file. Returns a message if there is such a file."""
+    if refused := journal.resume():
+        return f"{refused}; it is replaced"
+    done = len(journal.results)
+    return f"resuming {journal.path}, which has {done} results; --again starts over" if done else ""
 
 
-def go_round(
-    record: Record, subject: Subject, examiner: Examiner, examinations: Mapping[str, Examination], step: Step
+def run_checks(
+    journal: Journal,
+    subject: DeviceUnderTest,
+    runner: Runner,
+    checks: Mapping[str, Check],
+    step: Callable[[str], None] = lambda what: None,
 ) -> None:
-    """Run the checks that a record lacks; ``step`` is called after each answer."""
-    for name, examination in examinations.items():
-        if name in record.complete or (examiner.quick and not examination.quick):
+    """Run the checks that a journal lacks; ``step`` is called after each result."""
+    for name, check in checks.items():
+        if name in journal.complete:
             continue
-        if why_not := examination.why_not(subject):
-            record.note(Result(name, "", Verdict.NOT_HERE, why_not))
+        if why_not := check.why_not(subject):
+            journal.results.append(Result(name, "", Verdict.NOT_HERE, why_not))
         else:
-            for result in examiner.examine(examination, record.of(name)):
-                record.note(result)
+            for result in runner.run(check, journal.of(name)):
+                journal.add(result)
                 step(f"{name}{f': {result.part}' if result.part else ''}")
-        record.close(name)
+        journal.close(name)
 
 
-def write_screen(record: Record) -> Path:
-    path = record.path.with_suffix(".txt")
-    replace_whole(path, (screen(record, str(path)) + "\n").encode())
+def write_summary(journal: Journal) -> Path:
+    """Write the summary beside the journal."""
+    path = journal.path.with_suffix(".txt")
+    replace_whole(path, (summary(journal, str(path)) + "\n").encode())
     return path

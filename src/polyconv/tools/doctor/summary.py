@@ -1,106 +1,71 @@
-"""The report as JSON, which can be attached to a bug report, and as text."""
+"""The journal as text that fits on a screen."""
 
 from __future__ import annotations
 
-import json
 import textwrap
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
-from ...util.atomic_files import replace_whole
 from ...util.console import duration_text
-from ...version import __version__
 from .check import Result, Verdict
-from .environment import Finding, State
-from .journal import CONTENTS, Record, presentable
-from .quick.correctness import Outcome
-from .quick.speed import Contest
-
-QUICK_CONTENTS = "versions, devices, settings, what was found, and the self-test's figures; no user or host name"
-
-
-@dataclass
-class Report:
-    findings: Sequence[Finding] = ()
-    device: str = ""
-    """Device of the self-test; empty if it did not run."""
-    outcomes: Sequence[Outcome] = ()
-    contests: list[Contest] = field(default_factory=list)
-
-    @property
-    def ok(self) -> bool:
-        """True if nothing is broken. Being slow is not broken."""
-        sound = all(finding.state is not State.PROBLEM for finding in self.findings)
-        return sound and not self.failures
-
-    @property
-    def failures(self) -> list[Outcome | Contest]:
-        every: list[Outcome | Contest] = [*self.outcomes, *self.contests]
-        return [one for one in every if not one.ok]
-
-    def as_json(self) -> dict[str, Any]:
-        """Home directories are shortened to ``~`` because they contain the user name."""
-        found: dict[str, Any] = {
-            "polyconv": __version__,
-            "contents": QUICK_CONTENTS,
-            "ok": self.ok,
-            "findings": [finding.as_json() for finding in self.findings],
-        }
-        if self.device:
-            found["self_test"] = {
-                "device": self.device,
-                "correctness": [outcome.as_json() for outcome in self.outcomes],
-                "speed": [contest.as_json() for contest in self.contests],
-            }
-        return presentable(found)  # type: ignore[no-any-return]
-
-    def write(self, path: Path) -> None:
-        replace_whole(path, (json.dumps(self.as_json(), indent=2, ensure_ascii=False) + "\n").encode())
-
+from .environment import Finding
+from .journal import CONTENTS, Journal, presentable
 
 WIDTH = 118
-NAME = 20
+NAME = 27
 MOST = 8
 """Listed results per verdict; the JSON file has all."""
 MARKS = {Verdict.OK: "ok", Verdict.WARNING: "warning", Verdict.PROBLEM: "PROBLEM", Verdict.NOT_HERE: "not here"}
 WORST = (Verdict.PROBLEM, Verdict.WARNING, Verdict.OK, Verdict.NOT_HERE)
 
 
-def screen(record: Record, text_file: str) -> str:
-    lines = [*_head(record), "", *(_line(record.of(name)) for name in _names(record)), ""]
+def findings_text(findings: Sequence[Finding], columns: int) -> str:
+    """All findings with their advice, folded to a width."""
+    width = max(len(finding.name) for finding in findings)
+    lines = []
+    for finding in findings:
+        head = f"{MARKS[finding.state]:<8}{finding.name:<{width}}  "
+        body = finding.text + (f" -> {finding.advice}" if finding.advice else "")
+        folded = textwrap.wrap(body, columns - len(head), break_long_words=False, break_on_hyphens=False) or [""]
+        lines.append(head + f"\n{' ' * len(head)}".join(folded))
+    return "\n".join(lines)
+
+
+def summary(journal: Journal, text_file: str) -> str:
+    lines = [*_head(journal), ""]
+    for check in dict.fromkeys(result.check for result in journal.results):
+        results = journal.of(check)
+        lines.append(_line(check, results))
+        for row in dict.fromkeys(result.row for result in results if result.row):
+            lines.append(_line(f"  {row}", [replace(result, row="") for result in results if result.row == row]))
+    lines.append("")
     for verdict, words in ((Verdict.PROBLEM, "What went wrong"), (Verdict.WARNING, "What is not as it should be")):
-        if found := record.having(verdict):
+        if found := journal.having(verdict):
             lines += [f"{words}:", *_listed(found), ""]
-    lines += textwrap.wrap(_advice(record, text_file), WIDTH, break_long_words=False, break_on_hyphens=False)
+    lines += textwrap.wrap(_advice(journal, text_file), WIDTH, break_long_words=False, break_on_hyphens=False)
     return str(presentable("\n".join(lines)))
 
 
-def _head(record: Record) -> list[str]:
-    about = ", ".join(f"{name} {value}" for name, value in record.about.items() if name != "GPU")
-    seconds = sum(result.seconds for result in record.results)
-    counts = (f"{len(record.having(verdict))} {MARKS[verdict].lower()}" for verdict in WORST if record.having(verdict))
-    found = [finding for finding in record.findings if finding["state"] != "ok"]
+def _head(journal: Journal) -> list[str]:
+    device, *about = journal.about.items()
+    seconds = sum(result.seconds for result in journal.results)
+    found = {verdict: len(journal.having(verdict)) for verdict in WORST}
+    counts = (f"{count} {MARKS[verdict].lower()}" for verdict, count in found.items() if count)
     return [
-        f"{record.about.get('GPU', 'no GPU')}: {', '.join(counts)}; {duration_text(seconds)}",
-        *textwrap.wrap(about, WIDTH),
-        *(_cut(f"{finding['state']}: {finding['name']}: {finding['text']}") for finding in found),
+        f"{device[1]}: {', '.join(counts)}; {duration_text(seconds)}",
+        *textwrap.wrap(", ".join(f"{name} {value}" for name, value in about), WIDTH),
+        *(_cut(f"{one.state}: {one.name}: {one.text}") for one in journal.findings if one.state is not Verdict.OK),
     ]
 
 
-def _names(record: Record) -> Iterable[str]:
-    return dict.fromkeys(result.examination for result in record.results)
-
-
-def _line(results: list[Result]) -> str:
-    """One check: worst verdict, number of correct parts, comment."""
+def _line(name: str, results: list[Result]) -> str:
+    """One check, or one row of it: worst verdict, number of correct parts, comment."""
     verdicts = {result.verdict for result in results}
     worst = next(verdict for verdict in WORST if verdict in verdicts)
     examined = [result for result in results if result.verdict is not Verdict.NOT_HERE]
     right = sum(result.verdict is Verdict.OK for result in examined)
     count = f"{right} of {len(examined)}" if examined else ""
-    return _cut(f"{MARKS[worst]:<9}{results[0].examination:<{NAME}}{count:>11}  {_said(results, worst)}")
+    return _cut(f"{MARKS[worst]:<9}{name:<{NAME}}{count:>11}  {_said(results, worst)}")
 
 
 def _said(results: list[Result], worst: Verdict) -> str:
@@ -109,7 +74,7 @@ def _said(results: list[Result], worst: Verdict) -> str:
         first = next(result for result in results if result.verdict is worst)
         return f"{first.part}: {first.words}" if first.part else first.words
     errors = [result.figures["error"] for result in results if "error" in result.figures]
-    said = [result.words for result in results if result.words and result.verdict is Verdict.OK]
+    said = [result.words for result in results if result.words and result.verdict is Verdict.OK and not result.row]
     return f"largest error {max(errors):.1e}" if errors else "; ".join(said)
 
 
@@ -122,9 +87,9 @@ def _listed(results: list[Result]) -> list[str]:
     return [*lines, *([f"  and {more} more, which are in the file"] if more > 0 else [])]
 
 
-def _advice(record: Record, text_file: str) -> str:
-    files = f"{text_file} and {record.path}"
-    if record.ok and not record.having(Verdict.WARNING):
+def _advice(journal: Journal, text_file: str) -> str:
+    files = f"{text_file} and {journal.path}"
+    if journal.ok and not journal.having(Verdict.WARNING):
         return (
             f"All is well. {files} hold {CONTENTS}. Sent to polyconv's maintainers they help to make it faster there."
         )

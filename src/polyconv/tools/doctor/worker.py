@@ -17,8 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TextIO
 
-from .check import Answer, Examination, Part, Verdict, wrong
-from .device_under_test import Subject
+from .check import Check, Part, Result, Verdict, failed
+from .checks import CHECKS
+from .device_under_test import DeviceUnderTest, under_test
 
 MOST_TRACE = 3000
 """Characters kept from the end of a traceback."""
@@ -26,40 +27,35 @@ MOST_TRACE = 3000
 
 def main(
     arguments: Sequence[str] | None = None,
-    subject: Callable[[int, bool], Subject] = Subject,
-    examinations: Mapping[str, Examination] | None = None,
+    subject: Callable[[str, bool], DeviceUnderTest] = under_test,
+    checks: Mapping[str, Check] = CHECKS,
 ) -> int:
     """Entry point of the worker.
 
     Args:
         arguments: command line; ``sys.argv`` if None.
-        subject: factory of the device under test, from its index and the quick flag.
-        examinations: checks by name; those of this package if None.
+        subject: factory of the device under test, from its name and the quick flag.
+        checks: checks by name.
     """
-    if examinations is None:
-        from .checks import EXAMINATIONS
-
-        examinations = EXAMINATIONS
     parser = argparse.ArgumentParser(prog="python -m polyconv.tools.doctor.worker")
-    parser.add_argument("examination", choices=list(examinations))
-    parser.add_argument("--gpu", type=int, default=0, help="its index")
+    parser.add_argument("check", choices=list(checks))
+    parser.add_argument("--device", default="cuda:0", help="cpu, cuda:0, ...")
     parser.add_argument("--quick", action="store_true", help="fewer parts")
     parser.add_argument("--after", help="begin after this part")
     parser.add_argument("--only", help="this part, and no other")
     args = parser.parse_args(arguments)
-    answers = _take_standard_output()
-    parts = examinations[args.examination].parts(subject(args.gpu, args.quick))
+    messages = _take_standard_output()
+    parts = checks[args.check].parts(subject(args.device, args.quick))
     chosen = _chosen(list(parts), args.after, args.only)
-    _say(answers, {"parts": len(chosen)})
+    _say(messages, {"parts": len(chosen)})
     for name in chosen:
-        _say(answers, {"begins": name})
+        _say(messages, {"begins": name})
         began = time.monotonic()
-        answer = _answer(parts[name])
-        seconds = time.monotonic() - began
-        _say(answers, {**asdict(answer), "part": name, "verdict": str(answer.verdict), "seconds": seconds})
-        if answer.verdict is Verdict.PROBLEM and name != chosen[-1]:
+        result = run_part(parts[name])
+        _say(messages, {**asdict(result), "part": name, "seconds": time.monotonic() - began})
+        if result.verdict is Verdict.PROBLEM and name != chosen[-1]:
             return 0
-    _say(answers, {"complete": True})
+    _say(messages, {"complete": True})
     return 0
 
 
@@ -69,24 +65,24 @@ def _chosen(names: list[str], after: str | None, only: str | None) -> list[str]:
     return names[names.index(after) + 1 :] if after in names else names
 
 
-def _answer(part: Part) -> Answer:
+def run_part(part: Part) -> Result:
     try:
         return part()
     except Exception as error:  # raised by the driver, the compiler or a kernel: goes into the report
-        return wrong(f"{type(error).__name__}: {error}", trace=traceback.format_exc()[-MOST_TRACE:])
+        return failed(f"{type(error).__name__}: {error}", trace=traceback.format_exc()[-MOST_TRACE:])
 
 
 def _take_standard_output() -> TextIO:
     """Reserve standard output for messages: file descriptor 1 is redirected to standard error."""
     sys.stdout.flush()
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    messages = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    return answers
+    return messages
 
 
-def _say(answers: TextIO, message: Mapping[str, Any]) -> None:
-    answers.write(json.dumps(message) + "\n")
-    answers.flush()
+def _say(messages: TextIO, message: Mapping[str, Any]) -> None:
+    messages.write(json.dumps(message) + "\n")
+    messages.flush()
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from ...cuda.planner import DEVICES, CudaDevice, KernelSpec, Launch, Plan
+from ...cuda.planner.cost import bound_us
 from ...cuda.planner.plan import Dim3
 from ...problem import Shape, Strides
 
@@ -169,9 +170,17 @@ def count(
     return Counted(cycles, issued, ffma, sum(map(len, by_weight.values())), device)
 
 
-def count_plan(gpu: Any, plan: Plan, cubins: Mapping[KernelSpec, bytes], main: KernelSpec) -> list[Counted]:
+def main_kernel(plan: Plan, device: CudaDevice) -> KernelSpec:
+    """The kernel whose launches together take the most modelled time on a device."""
+    took: dict[KernelSpec, float] = {}
+    for launch in plan.launches:
+        took[launch.kernel] = took.get(launch.kernel, 0.0) + bound_us(launch, device)
+    return max(took, key=lambda spec: took[spec])
+
+
+def count_plan(gpu: Any, plan: Plan, cubins: Mapping[KernelSpec, bytes], device: CudaDevice) -> list[Counted]:
     """Count every launch of a plan, in order, on full-size tensors of zeros; slabs with equal work only once."""
-    buffers = empty_buffers(gpu, plan)
+    buffers, main = empty_buffers(gpu, plan), main_kernel(plan, device)
     found = []
     known: dict[object, Counted] = {}
     for launch in plan.launches:
@@ -185,7 +194,6 @@ def count_plan(gpu: Any, plan: Plan, cubins: Mapping[KernelSpec, bytes], main: K
 
         whole = WHOLE if launch.kernel == main else WHOLE_BESIDE
         try:
-            device = COUNTED[gpu.resources(cubins[launch.kernel], launch.kernel.symbol).chip.arch]
             moved, behind = launch.work.dram_bytes, launch.work.behind
             known[same] = count(launch.grid, some, dram_bytes=moved, whole=whole, device=device, behind=behind)
         except gpu.ToolchainError as error:

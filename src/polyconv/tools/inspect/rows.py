@@ -6,26 +6,19 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from math import prod
+from typing import Any
 
 from ... import settings
 from ...cuda.jit.cache import KernelCache
 from ...cuda.jit.compile import in_threads
-from ...cuda.jit.cubin import KernelInfo, is_cubin, kernel_info
+from ...cuda.jit.cubin import is_cubin, kernel_info
 from ...cuda.planner import DEVICES, CudaDevice, KernelSpec, Launch, Plan, plan_cuda
-from ...cuda.planner.cost import bound_us
 from ...cuda.planner.occupancy import blocks_per_sm
 from ...measure.workloads import Workload
 from ...problem import Pass
-from .emulated_cost import COUNTED, Counted, count_plan
-
-
-class Listener(Protocol):
-    """Progress callback, called from several threads: the number of work items, then the name of each one done."""
-
-    def expect(self, pieces: int) -> None: ...
-
-    def step(self, what: str) -> None: ...
+from ...util.console import Progress
+from .emulated_cost import COUNTED, Counted, count_plan, main_kernel
 
 
 class InspectionError(RuntimeError):
@@ -52,7 +45,7 @@ class Row:
     times: int | None = None
     """Number of identical launches, on other data; the times below are of one of them."""
     main: bool = False
-    """The kernel is the plan's main kernel (:func:`main_kernel`); the others prepare or finish."""
+    """The kernel is the plan's main kernel (:func:`~.emulated_cost.main_kernel`); the others prepare or finish."""
     grid: tuple[int, int, int] | None = None
     threads: int | None = None
     binding: str | None = None
@@ -80,18 +73,10 @@ def device_of(arch: str) -> CudaDevice:
     raise InspectionError(f"no GPU is described for {arch}, so no plan can be made; there are {known}")
 
 
-def main_kernel(plan: Plan) -> KernelSpec:
-    """The kernel whose launches together take the most modelled time."""
-    took: dict[KernelSpec, float] = {}
-    for launch in plan.launches:
-        took[launch.kernel] = took.get(launch.kernel, 0.0) + bound_us(launch, DEVICES["v100"])
-    return max(took, key=lambda spec: took[spec])
-
-
-def inspect_kernels(specs: Sequence[KernelSpec], arch: str, cache: KernelCache, listener: Listener) -> list[Row]:
+def inspect_kernels(specs: Sequence[KernelSpec], arch: str, cache: KernelCache, listener: Progress) -> list[Row]:
     """Rows of kernels without a launch: they lack dynamic shared memory, such as that of the depthwise kernels."""
     cubins = compile_all(specs, arch, cache, listener)
-    return [_row(arch, spec, kernel_info(cubins[spec], spec.symbol), spec.threads, 0) for spec in specs]
+    return [_row(arch, spec, cubins[spec]) for spec in specs]
 
 
 def inspect_workloads(
@@ -99,7 +84,7 @@ def inspect_workloads(
     passes: Sequence[Pass],
     arch: str,
     cache: KernelCache,
-    listener: Listener,
+    listener: Progress,
     gpu: Any = None,
 ) -> list[Row]:
     """Rows of every launch of every pass, the main launch of a pass first. ``gpu``: the emulator, if there is one."""
@@ -112,7 +97,7 @@ def inspect_workloads(
 
         def count_one(job: tuple[Workload, Pass, Plan]) -> list[Counted]:
             workload, kind, plan = job
-            found = count_plan(gpu, plan, cubins, main_kernel(plan))
+            found = count_plan(gpu, plan, cubins, COUNTED[arch])
             listener.step(f"counted {workload.name} {kind}")
             return found
 
@@ -123,14 +108,14 @@ def inspect_workloads(
     for (workload, kind, plan), counts in zip(asked, counted, strict=True):
         named = [
             replace(row, workload=workload.name, id=workload.id, kind=str(kind))
-            for row in _plan_rows(plan, arch, cubins, counts)
+            for row in _plan_rows(plan, device, cubins, counts)
         ]
         rows += sorted(named, key=lambda row: not row.main)
     return rows
 
 
 def compile_all(
-    specs: Sequence[KernelSpec], arch: str, cache: KernelCache, listener: Listener
+    specs: Sequence[KernelSpec], arch: str, cache: KernelCache, listener: Progress
 ) -> dict[KernelSpec, bytes]:
     """Cubins of kernels, from the cache or compiled on all cores."""
     listener.expect(len(specs))
@@ -148,9 +133,9 @@ def compile_all(
 
 
 def _plan_rows(
-    plan: Plan, arch: str, cubins: Mapping[KernelSpec, bytes], counts: Sequence[Counted] | None
+    plan: Plan, device: CudaDevice, cubins: Mapping[KernelSpec, bytes], counts: Sequence[Counted] | None
 ) -> list[Row]:
-    main = main_kernel(plan)
+    main = main_kernel(plan, device)
     main_blocks = sum(_blocks(launch) for launch in plan.launches if launch.kernel == main)
     total = sum(c.bound_ms for c in counts) if counts else None
     alike: dict[object, list[int]] = {}
@@ -160,8 +145,8 @@ def _plan_rows(
     for places in alike.values():
         launch, times = plan.launches[places[0]], len(places)
         spec = launch.kernel
-        row = _row(arch, spec, kernel_info(cubins[spec], spec.symbol), spec.threads, launch.dynamic_shared)
-        row = replace(row, launch=places[0], times=times, main=spec == main, grid=launch.grid, threads=spec.threads)
+        row = _row(device.arch, spec, cubins[spec], launch.dynamic_shared)
+        row = replace(row, launch=places[0], times=times, main=spec == main, grid=launch.grid)
         if counts:
             # A batch too large for one launch is split; each launch does its share of the multiplications.
             share = _blocks(launch) / main_blocks if spec == main else 0.0
@@ -170,7 +155,8 @@ def _plan_rows(
     return rows
 
 
-def _row(arch: str, spec: KernelSpec, info: KernelInfo, threads: int, dynamic_shared: int) -> Row:
+def _row(arch: str, spec: KernelSpec, cubin: bytes, dynamic_shared: int = 0) -> Row:
+    info = kernel_info(cubin, spec.symbol)
     shared = info.static_shared + dynamic_shared
     return Row(
         kernel=spec.symbol,
@@ -178,8 +164,8 @@ def _row(arch: str, spec: KernelSpec, info: KernelInfo, threads: int, dynamic_sh
         registers=info.registers,
         spill_bytes=info.stack,
         shared_bytes=shared,
-        blocks_per_sm=blocks_per_sm(arch, info.registers, threads, shared),
-        threads=threads,
+        blocks_per_sm=blocks_per_sm(arch, info.registers, spec.threads, shared),
+        threads=spec.threads,
     )
 
 
@@ -197,5 +183,4 @@ def _with_counts(row: Row, counted: Counted, useful: float, total: float | None)
 
 
 def _blocks(launch: Launch) -> int:
-    x, y, z = launch.grid
-    return x * y * z
+    return prod(launch.grid)

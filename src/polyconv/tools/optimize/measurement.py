@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from ...autotune import preferences
 from ...autotune.preferences import Decision
 from ...autotune.tuning_file import Entry
-from ...backend import backend_for
+from ...backend import backend_for, candidate_names
 from ...lowering.signal import picture
 from ...measure.candidate_timing import Outcome, Timer, contest, times_of
 from ...measure.operands import Operands
@@ -84,14 +85,12 @@ class Measurer:
             outcomes.append(contest(decision, operands, backend, timer, known=known))
         entries = {outcome.key: outcome.entry for outcome in outcomes}
         if fused is not None:
-            entries.update(_fused_entries(outcomes, Activation(fused), backend.candidates))
+            entries.update(_fused_entries(outcomes, Activation(fused), partial(candidate_names, backend)))
         chosen = {key: entry.choice for key, entry in entries.items()}
         forced = preferences.Forced(chosen)
         with forced:
-            plans = [backend.plan(decision.problem, inference=decision.inference) for decision in decisions]
-            same = bool(decisions) and all(
-                backend.is_passthrough(decision.problem, inference=decision.inference) for decision in decisions
-            )
+            plans = [preferences.plan(backend, one.problem, inference=one.inference) for one in decisions]
+            same = bool(plans) and all(plan.passthrough for plan in plans)
         calls: dict[str, Passes] = {TORCH: self._passes(layer.module, call, activation)}
         if not same:
             calls[OURS] = self._passes(twin, call, activation)

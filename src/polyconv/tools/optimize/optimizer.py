@@ -228,10 +228,10 @@ def _measure(
 
 
 def _time_whole(
-    timer: Timer, proposals: Sequence[_Proposal], run: Callable[[], None], *, training: bool
+    timer: Timer, proposals: Sequence[_Proposal], run: Callable[[], object], *, training: bool
 ) -> tuple[Timing, Timing, Mapping[str, Timing]]:
     """Interleaved timings of the original model, twice, and of the model with each non-empty proposal."""
-    calls: dict[str, Callable[[], None]] = {BEFORE: run, AGAIN: run}
+    calls: dict[str, Callable[[], object]] = {BEFORE: run, AGAIN: run}
     within: dict[str, Callable[[], AbstractContextManager[object]]] = dict.fromkeys(calls, nullcontext)
     for proposal in proposals:
         if proposal.swap.convolutions:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...measure.timing import now
 from ...model.example_run import Example, Loss, backward, run_model
 from .fusion_trace import Flow, prove
 from .swapping import Torchs
@@ -53,10 +53,10 @@ class Recording:
     """Time of the whole run."""
 
 
-def runner(model: nn.Module, example: Example, loss: Loss | None) -> Callable[[], None]:
+def runner(model: nn.Module, example: Example, loss: Loss | None) -> Callable[[], object]:
     """A function that runs the model once: forward and, in training, backward with gradients reset."""
     if not model.training:
-        return lambda: _discard(run_model(model, example))
+        return lambda: run_model(model, example)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def step() -> None:
@@ -67,19 +67,16 @@ def runner(model: nn.Module, example: Example, loss: Loss | None) -> Callable[[]
     return step
 
 
-def _discard(_: Any) -> None:
-    return
-
-
 def record(model: nn.Module, convolutions: Mapping[str, Torchs], example: Example, loss: Loss | None) -> Recording:
     """Run the model and record the calls of its convolutions; the runs of the fusion proof warm it up."""
     flow = prove(model, convolutions.values(), example, loss)
     layers = {module: Layer(name, module) for name, module in convolutions.items()}
+    device = next((module.weight.device for module in layers), torch.device("cpu"))
     order: dict[Layer, None] = {}
     began: dict[nn.Module, float] = {}
 
     def start(module: nn.Module, _: Any) -> None:
-        began[module] = time.perf_counter()
+        began[module] = now(device)
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         x = args[0] if args else kwargs["input"]
@@ -89,7 +86,7 @@ def record(model: nn.Module, convolutions: Mapping[str, Torchs], example: Exampl
         signature = (x.shape, x.stride(), x.dtype, x.requires_grad, size)
         call = layer.calls.setdefault(signature, Call(x.detach(), x.requires_grad, size))
         call.count += 1
-        call.seconds += time.perf_counter() - began[module]
+        call.seconds += now(device) - began[module]
         order[layer] = None
         if output.requires_grad and call.dy is None:
 
@@ -105,11 +102,11 @@ def record(model: nn.Module, convolutions: Mapping[str, Torchs], example: Exampl
                 module.register_forward_hook(note, prepend=True, with_kwargs=True),
             ):
                 stack.callback(handle.remove)
-        began_all = time.perf_counter()
+        began_all = now(device)
         with torch.enable_grad() if model.training else torch.no_grad():
             output = run_model(model, example)
             if model.training:
                 backward(output, loss)
-        seconds = time.perf_counter() - began_all
+        seconds = now(device) - began_all
     idle = tuple(layer.name for layer in layers.values() if not layer.calls)
     return Recording(tuple(order), idle, flow, seconds)

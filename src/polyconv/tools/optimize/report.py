@@ -86,20 +86,9 @@ class OptimizationReport(TableReport):
 
     def as_json(self) -> dict[str, Any]:
         """All fields for ``json.dumps``."""
-        return {
-            "mode": self.mode,
-            "device": self.device,
-            "rows": [asdict(row) for row in self.rows],
-            "left_alone": dict(self.left_alone),
-            "not_fused": dict(self.not_fused),
-            "before": asdict(self.before),
-            "after": asdict(self.after),
-            "speedup": self.speedup,
-            "spread": self.spread,
-            "verdict": self.verdict,
-            "choices": dict(self.choices),
-            "torch_computes_in": self.torch_computes_in,
-        }
+        found = asdict(self)
+        del found["_undo"]
+        return {**found, "rows": list(found["rows"]), "speedup": self.speedup}
 
     def _title(self) -> str:
         return f"{self.mode} on {self.device}: {len(self.swapped)} of {len(self._layers())} convolutions swapped"

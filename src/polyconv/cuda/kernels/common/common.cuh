@@ -1,8 +1,8 @@
-// What every kernel shares: index types, division by an invariant, the lattice of one axis, borders.
+// Shared by all kernels: index types, division by an invariant, the lattice of one axis, borders.
 //
-// Device headers include neither torch nor the standard library, so that NVRTC, nvcc and the emulator's toolchain all
-// read the same text. Plain-old-data only: each Params struct is filled byte by byte on the host (cuda/planner/kernel_params.py), and
-// every generated source asserts where its fields are, and the numbers that the host counts with (cuda/planner/codegen.py).
+// Device headers include neither torch nor the standard library: NVRTC, nvcc and the emulator's toolchain read one
+// text. Params structs are plain old data that the host fills (cuda/planner/kernel_params.py). Every generated source
+// asserts the offsets of their fields and the constants that the host relies on (cuda/planner/codegen.py).
 #pragma once
 
 namespace polyconv {
@@ -10,15 +10,15 @@ namespace polyconv {
 using i64 = long long;
 using u32 = unsigned int;
 
-// Blocks per multiprocessor that a kernel's registers must allow. From sm_100 on ptxas holds more loads in flight and
-// would spill at the occupancy that fits the others exactly: ask for a quarter less there.
+// Blocks per multiprocessor that a kernel's registers must allow. From sm_100 on, ptxas keeps more loads in flight and
+// would spill at the occupancy that exactly fits the others: request a quarter less there.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 #define POLYCONV_MIN_BLOCKS(blocks) ((blocks) - ((blocks) > 1) * ((blocks) + 3) / 4)
 #else
 #define POLYCONV_MIN_BLOCKS(blocks) (blocks)
 #endif
 
-// Quotient by a divisor known on the host: one high multiplication and one shift, for dividends below 2^31.
+// Quotient by a divisor known on the host: one high multiplication and one shift. For dividends below 2^31.
 struct FastDivisor {
   u32 divisor;
   u32 multiplier;
@@ -33,8 +33,8 @@ struct FastDivisor {
 // Position i is written at     written_first + i * written_step,             0 <= i < count.
 // Its tap j reads the source   read_first + i * read_step + j * tap_step,    0 <= j < taps,
 // with the kernel's element    tap_first + j * tap_stride.
-// fprop has one phase per axis; dgrad has one per residue of the stride (algebra/polyphase.py derives the numbers).
-// All phases of an axis share tap_step, which lies in the kernel's Params.
+// fprop has one phase per axis, dgrad one per residue of the stride (derived in algebra/polyphase.py). All phases of an
+// axis share tap_step, which is in the kernel's Params.
 struct AxisPhase {
   int written_first, written_step;
   int read_first, read_step;
@@ -42,14 +42,14 @@ struct AxisPhase {
   FastDivisor count;
 };
 
-// Phases per axis that fit into one launch; larger strides take several launches.
+// Phases per axis in one launch; larger strides take several launches.
 constexpr int kMaxPhases = 8;
 
-// What lies outside the image.
+// Padding mode.
 enum class Border : int { kZeros = 0, kReflect = 1, kReplicate = 2, kCircular = 3 };
 
-// The coordinate inside the image that stands for a coordinate outside it. Valid for pads that torch allows
-// (reflect: less than the extent; circular: at most the extent), so one fold suffices.
+// Coordinate inside the image whose value stands at `at`. One fold suffices for the pads that torch allows (reflect:
+// less than the extent; circular: at most the extent).
 __device__ __forceinline__ int fold_into(int at, int extent, Border border) {
   if (border == Border::kReflect) {
     at = at < 0 ? -at : at;
@@ -63,9 +63,9 @@ __device__ __forceinline__ int fold_into(int at, int extent, Border border) {
   return at;
 }
 
-// The inverse of fold_into: image number `fold` of coordinate `at` outside the image, or false where there is none.
-// Fold 0 is the coordinate itself. Reflect and circular have one image before and one after; replicate has one image
-// of the first coordinate per padded position before it, then one of the last per padded position after it.
+// Inverse of fold_into: image number `fold` of coordinate `at` outside of the extent. False if there is none. Fold 0 is
+// the coordinate itself. Reflect and circular have one image before and one after; replicate has one image of the first
+// coordinate per padded position before it, then one of the last per padded position after it.
 __device__ __forceinline__ bool unfold(int at, int fold, int extent, int before, int after, Border border, int& image) {
   image = at;
   if (fold == 0) return true;
@@ -81,8 +81,8 @@ __device__ __forceinline__ bool unfold(int at, int fold, int extent, int before,
   return fold <= before ? at == 0 : at == extent - 1;
 }
 
-// Special registers read anew at each call. What an epilogue derives from these the compiler cannot keep alive across
-// the main loop, where every register is an accumulator.
+// Special registers, read again at each call. Values that an epilogue derives from them cannot be kept live across the
+// main loop, where every register is an accumulator.
 __device__ __forceinline__ u32 fresh_thread() {
   u32 v;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(v));
@@ -104,8 +104,8 @@ __device__ __forceinline__ u32 fresh_block_z() {
   return v;
 }
 
-// The same pointer, of unknown origin to the compiler: it cannot turn a chain of additions back into multiples of the
-// stride, which would be computed on the FP32 pipe.
+// Returns the pointer with its origin hidden from the compiler, which could otherwise turn a chain of additions back
+// into multiples of the stride, computed on the FP32 pipe.
 __device__ __forceinline__ const float* opaque(const float* pointer) {
   asm volatile("" : "+l"(pointer));
   return pointer;
@@ -125,8 +125,8 @@ __device__ __forceinline__ void store4(float* to, float4 v) {
   *reinterpret_cast<float4*>(to) = v;
 }
 
-// Four floats to global memory in one instruction. Written as PTX because the compiler prefers four scalar stores to
-// moving accumulators into neighbouring registers, at four times the memory transactions.
+// Stores four floats to global memory in one instruction. PTX, because the compiler prefers four scalar stores, with
+// four times the memory transactions, to moving accumulators into neighbouring registers.
 __device__ __forceinline__ void store4_global(float* to, float a, float b, float c, float d) {
   asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }

@@ -1,7 +1,6 @@
-// What tensors are made of: float, or one of the two formats of 16 bits; how these become floats, and are made of them.
+// Element types of tensors (float and two 16-bit formats) and their conversion from and to float.
 //
-// All sums are float. The product of two elements of 16 bits is exact there, and a result is rounded once, to nearest,
-// where it is stored.
+// Products of 16-bit elements are exact in float, sums are float, and stores round once, to nearest.
 #pragma once
 
 #include "common/common.cuh"
@@ -47,14 +46,13 @@ __device__ __forceinline__ BFloat16 rounded(float value) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(value));
 #else
-  // Half of the last place that stays is added, less a bit where that one is even: then ties go to the even one.
+  // Round to nearest, ties to even: add half of the last kept place, minus one bit if that place is even.
   const u32 bits = __float_as_uint(value);
   narrow.bits = value == value ? (bits + 0x7fff + (bits >> 16 & 1)) >> 16 : 0x7fff;
 #endif
   return narrow;
 }
 
-// The number one.
 template <class Element>
 __device__ __forceinline__ Element one();
 
@@ -71,7 +69,7 @@ __device__ __forceinline__ BFloat16 one() {
   return {0x3f80};
 }
 
-// An element of a tensor that the kernel does not write to.
+// Loads an element of a tensor that the kernel does not write.
 __device__ __forceinline__ float load_read_only(const float* from) {
   return __ldg(from);
 }
@@ -80,7 +78,7 @@ __device__ __forceinline__ Element load_read_only(const Element* from) {
   return {__ldg(&from->bits)};
 }
 
-// What common/common.cuh has for float.
+// As in common/common.cuh for float.
 template <class Element>
 __device__ __forceinline__ const Element* opaque(const Element* pointer) {
   asm volatile("" : "+l"(pointer));
@@ -95,7 +93,7 @@ __device__ __forceinline__ Element* add_bytes(Element* pointer, i64 bytes) {
   return reinterpret_cast<Element*>(reinterpret_cast<char*>(pointer) + bytes);
 }
 
-// Four neighbours in memory, which come in one load and go in one store.
+// Four neighbouring elements, loaded and stored in one instruction.
 template <class Element>
 struct QuadOf {
   struct __align__(4 * sizeof(Element)) Type {
@@ -122,7 +120,7 @@ __device__ __forceinline__ float4 widened4(Quad<Element> v) {
   return make_float4(widened(v.x), widened(v.y), widened(v.z), widened(v.w));
 }
 
-// Four sums to four neighbours in global memory.
+// Stores four sums to neighbouring elements in global memory.
 template <class Element>
 __device__ __forceinline__ void store4_global(Element* to, float a, float b, float c, float d) {
   store4<Element>(to, {rounded<Element>(a), rounded<Element>(b), rounded<Element>(c), rounded<Element>(d)});

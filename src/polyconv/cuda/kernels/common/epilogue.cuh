@@ -1,8 +1,8 @@
-// What a forward kernel does with a finished sum before it stores it:   y = activation(sum + residual)
+// Epilogue of a forward kernel, applied to a finished sum before it is stored:   y = activation(sum + residual)
 //
-// A kernel's parameters say whether it has an epilogue: an instance that takes WithEpilogue<Params> has one, an instance
-// that takes Params has none, and its machine code knows nothing of this file. Which activation is a number, and whether
-// there is a residual an address: both are the same for all threads, so the branches cost one instruction each.
+// An instance of a kernel that takes WithEpilogue<Params> has an epilogue. One that takes Params has none, and its
+// machine code contains nothing of this file. The activation and whether there is a residual are run-time values,
+// uniform across threads, so the branches cost one instruction each.
 #pragma once
 
 #include "common/common.cuh"
@@ -16,7 +16,7 @@ struct WithEpilogue : Params {
   const float* residual;  // laid out as `written`; null: none
   int activation;
 
-  // Bytes from an element of `written` to the residual's.
+  // Bytes from an element of `written` to its residual.
   __device__ __forceinline__ i64 residual_bytes() const {
     return reinterpret_cast<i64>(residual) - reinterpret_cast<i64>(this->written);
   }
@@ -31,15 +31,15 @@ struct EpilogueOf<WithEpilogue<Params>> {
   static constexpr bool kExists = true;
 };
 
-// A NaN stays one.
+// NaN stays NaN.
 __device__ __forceinline__ float relu(float z) {
   return z < 0.f ? 0.f : z;
 }
 
-// z / (1 + exp(-z)) from the two approximations that the special function units have. They err by at most 2^-22 and
-// 2^-23 of their values (PTX ISA: ex2.approx, rcp.approx), the rounded exponent shifts the exponential by less than
-// |z| * 8e-8, and two operations round: together less than 3.2e-7 * |z|. An infinite exponential leaves -0, or of z =
-// -infinity a NaN, as z / (1 + exp(-z)) does in torch.
+// z / (1 + exp(-z)) from the two approximations of the special function units. Their errors are at most 2^-22 and 2^-23
+// of their values (PTX ISA: ex2.approx, rcp.approx), the rounded exponent shifts the exponential by less than |z| *
+// 8e-8, and two operations round: together less than 3.2e-7 * |z|. If the exponential is infinite the result is -0, or
+// NaN for z = -infinity, as z / (1 + exp(-z)) in torch.
 __device__ __forceinline__ float silu(float z) {
   float power, inverse;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(z * -1.442695041f));
@@ -58,7 +58,7 @@ __device__ __forceinline__ void activate(float (&values)[kCount], int activation
   }
 }
 
-// The sum that is stored at `to`, finished; as it is where there is no epilogue.
+// Applies the epilogue to the sum that is stored at `to`. Without an epilogue, returns the sum.
 template <class Params>
 __device__ __forceinline__ float finished(const Params& p, float sum, const float* to) {
   if constexpr (EpilogueOf<Params>::kExists) {
@@ -70,7 +70,7 @@ __device__ __forceinline__ float finished(const Params& p, float sum, const floa
   }
 }
 
-// Four neighbours at once.
+// Four neighbouring sums at once.
 template <class Params>
 __device__ __forceinline__ float4 finished(const Params& p, float4 sums, const float* to) {
   if constexpr (EpilogueOf<Params>::kExists) {

@@ -1,6 +1,5 @@
-// How a generated source asserts that the host (cuda/planner/kernel_params.py) fills a parameter struct as the device reads it.
-//
-// NVRTC knows offsetof since 13.4. Before, its front end has the operator that offsetof is written with elsewhere.
+// Assertions in a generated source that the host (cuda/planner/kernel_params.py) and the device agree on a Params
+// struct. NVRTC has offsetof since 13.4. Older front ends have the operator that offsetof is defined with elsewhere.
 #pragma once
 
 #if defined(__CUDACC_RTC__) && __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ < 1304

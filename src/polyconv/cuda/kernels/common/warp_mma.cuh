@@ -1,8 +1,8 @@
-// Products of small matrices by a whole warp, as the tensor cores have them:   C[16][16] += A[16][kDepth] * B[kDepth][16]
+// Warp-level matrix product on tensor cores:   C[16][16] += A[16][kDepth] * B[kDepth][16]
 //
-// Both operands are read from shared memory with the reduction index slowest, as all GEMMs here store them: a row of A's
-// buffer holds neighbouring m, a row of B's neighbouring n. A lane has eight accumulators; where they lie in C is the
-// instruction's affair, and row() and column() say it.
+// Both operands are in shared memory with the reduction index slowest, as all GEMMs here store them: a row of A's
+// buffer holds neighbouring m, a row of B's neighbouring n. A lane has eight accumulators; row() and column() give
+// their positions in C.
 //
 //   sm_70           mma.m8n8k4: four products of 8 x 8, one per pair of quads, tile C as 2 x 2
 //   sm_75           mma.m16n8k8, fragments by ldmatrix
@@ -30,7 +30,7 @@ namespace polyconv {
 constexpr int kMatrix = 16;
 
 #if POLYCONV_HAS_LDMATRIX
-// Four 8 x 8 matrices of 16 bits, transposed on the way; lane l names row l % 8 of matrix l / 8.
+// Loads four 8 x 8 matrices of 16 bits, transposed. Lane l passes the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void load_matrices(u32 (&to)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -38,17 +38,17 @@ __device__ __forceinline__ void load_matrices(u32 (&to)[4], const void* row) {
                : "memory");
 }
 
-// What fragments of ldmatrix have in common.
+// Fragments loaded by ldmatrix.
 template <class Element>
 struct WarpFragments {
   static constexpr int kDepth = 16;
-  static constexpr int kPadding = 8;  // of a row of a buffer: eight rows of a matrix then lie in different banks
+  static constexpr int kPadding = 8;  // of a row of a buffer: eight rows of a matrix are then in different banks
 
   struct Fragment {
     u32 pair[4];
   };
 
-  // Where a lane reads: matrices in the order of the instruction's registers.
+  // Address of a lane's row: matrices in the order of the instruction's registers.
   static __device__ __forceinline__ int place_a(int lane, int pitch) {
     return (lane / 16 * 8 + lane % 8) * pitch + lane / 8 % 2 * 8;
   }
@@ -62,7 +62,7 @@ struct WarpFragments {
   }
   static __device__ __forceinline__ Fragment load_b(const Element* from) { return load_a(from); }
 
-  // Of accumulator i.
+  // Row and column of accumulator i.
   static __device__ __forceinline__ int row(int lane, int i) { return lane / 4 + (i & 2) * 4; }
   static __device__ __forceinline__ int column(int lane, int i) { return (i & 4) * 2 + lane % 4 * 2 + (i & 1); }
 };
@@ -75,7 +75,7 @@ struct MatrixInstruction;
 template <>
 struct MatrixInstruction<Half> {
   static constexpr int kDepth = 4;
-  static constexpr int kPadding = 16;  // four rows, and both halves of 16 elements of each, lie in different banks
+  static constexpr int kPadding = 16;  // four rows, and both halves of 16 elements of each, are in different banks
 
   struct Fragment {
     uint2 four;  // neighbours along m, or along n

@@ -1,11 +1,10 @@
-// fprop and dgrad of a depthwise convolution. Every channel is its own group: a GEMM would have nothing to share.
+// fprop and dgrad of a depthwise convolution, for any kernel size, stride, dilation and border.
 //   written[n, channel, position] = bias + sum over the channel's sources and taps of  source[n, ...] * w[...]
-// fprop: each written channel has one source (channel / multiplier). dgrad: each has `sources` (the multiplier's
+// fprop: a written channel has one source (channel / multiplier). dgrad: it has `sources` of them (the multiplier's
 // outputs). Positions and taps are those of one phase of the lattice (common/common.cuh), as in implicit_gemm.
 //
-// A block owns one tile of positions of one channel and walks over its images (and sources). Shared memory: two source
-// tiles with their halo, then the taps of all sources. While one tile is convolved the next travels through registers.
-//
+// A block owns one tile of positions of one channel and loops over its images (and sources). Shared memory: two source
+// tiles with their halo, then the taps of all sources. While one tile is convolved, the next is loaded into registers.
 // Grid: x = image chunk * tiles + tile, y = written channel, z = phase.
 #pragma once
 
@@ -44,18 +43,18 @@ __device__ __forceinline__ void depthwise_halo(const Params& p) {
   const int halo = p.halo.elements();
   float* const taps = shared + 2 * halo;
 
-  // ---- What this block works on
+  // ---- Block position
   const AxisPhase& h = p.phase_h[blockIdx.z / p.phases_w];
   const AxisPhase& w = p.phase_w[blockIdx.z % p.phases_w];
   const int chunk = p.tiles.quotient(blockIdx.x), place = blockIdx.x - chunk * p.tiles.divisor;
   const int tile_y = p.tiles_w.quotient(place), tile_x = place - tile_y * p.tiles_w.divisor;
   const int first_i = tile_y * kTileH, first_j = tile_x * kTileW;
-  if (first_i >= h.count.divisor || first_j >= w.count.divisor) return;  // a smaller phase than the grid was made for
+  if (first_i >= h.count.divisor || first_j >= w.count.divisor) return;  // a phase smaller than the largest
   const int channel = blockIdx.y;
   const int first_image = chunk * p.images_per_block, last_image = min(first_image + p.images_per_block, p.batch);
   const int first_source = p.multiplier.quotient(channel) * p.sources;
 
-  // ---- The taps, once
+  // ---- Load the taps
   const int area = h.taps * w.taps;
   for (int t = threadIdx.x; t < p.sources * area; t += kThreads) {
     const int of = t / area, tap = t - of * area, r = tap / w.taps, s = tap - r * w.taps;
@@ -63,7 +62,7 @@ __device__ __forceinline__ void depthwise_halo(const Params& p) {
                   (w.tap_first + s * w.tap_stride) * p.w_column];
   }
 
-  // ---- Source tiles: the smallest coordinate that any tap of any position of this tile reads comes first
+  // ---- Source tiles: the origin is the smallest coordinate that any tap of any position of the tile reads
   const int origin_y = h.read_first + first_i * h.read_step + min(0, (h.taps - 1) * p.tap_step_h);
   const int origin_x = w.read_first + first_j * w.read_step + min(0, (w.taps - 1) * p.tap_step_w);
   const Plane plane{p.source_row, p.source_column, p.source_height, p.source_width, Border(p.border)};
@@ -110,7 +109,7 @@ __device__ __forceinline__ void depthwise_halo(const Params& p) {
     }
     float* written = p.written + image * p.written_batch + channel * p.written_channel;
     if constexpr (EpilogueOf<Params>::kExists) {
-      // All residuals before the first store, so that the loads need not wait for one another.
+      // All residuals before the first store, so that the loads overlap.
       const float* residual = p.residual + image * p.written_batch + channel * p.written_channel;
 #pragma unroll
       for (int e = 0; e < kEach; e++) {

@@ -1,12 +1,12 @@
-// A tile of one image plane with its halo, on its way from global memory through registers to shared memory: what the
-// depthwise kernels read. Carried in registers, the next tile travels while the current one is used.
+// A tile of one image plane with its halo, copied from global to shared memory through registers, so that the next tile
+// is in flight while the current one is used.
 #pragma once
 
 #include "common/common.cuh"
 
 namespace polyconv {
 
-// Elements that one thread carries; bounds the tiles that the planner may choose.
+// Elements that one thread holds. Bounds the tiles that the planner may choose.
 constexpr int kCarry = 12;
 
 // Extent of the tile, and its row length in shared memory.
@@ -28,7 +28,7 @@ template <int kThreads>
 struct HaloTile {
   float carried[kCarry];
 
-  // Zeros outside the plane, or what its border puts there.
+  // Outside the plane: zeros, or the border's values.
   __device__ __forceinline__ void load(const float* from, const Plane& plane, const HaloShape& shape, int origin_y,
                                        int origin_x) {
 #pragma unroll
@@ -36,7 +36,7 @@ struct HaloTile {
       const int index = threadIdx.x + e * kThreads, row = shape.width.quotient(index);
       int v = origin_y + row, u = origin_x + index - row * int(shape.width.divisor);
       if (plane.border != Border::kZeros) {
-        // A coordinate that no tap reads may fold to somewhere outside again, and then reads zero.
+        // A coordinate that no tap reads may fold to one outside, and then reads zero.
         v = fold_into(v, plane.height, plane.border);
         u = fold_into(u, plane.width, plane.border);
       }

@@ -1,11 +1,10 @@
-// wgrad of a depthwise convolution:
+// wgrad of a depthwise convolution, for any kernel size, stride, dilation and border:
 //   dw[channel, tap] = sum over images and pixels of  dy[pixel] * x[pixel shifted by tap]
 //
 // A block owns one output channel, a chunk of its taps and one slice of the (image, tile) pairs. Each thread keeps one
-// sum per tap over its own pixels; at the end the block adds them up in a fixed order and writes a partial sum that
-// implicit_gemm/split_k_reduce.cuh adds to those of the other slices. The first chunk also sums dy itself: the bias gradient.
-//
-// Shared memory: two buffers, each an x tile with its halo and a dy tile; while one is used the next travels through
+// sum per tap over its pixels. At the end the block adds them in a fixed order and writes a partial sum;
+// implicit_gemm/split_k_reduce.cuh adds the slices. The first chunk also sums dy: the bias gradient.
+// Shared memory: two buffers, each an x tile with its halo and a dy tile. While one is used, the next is loaded into
 // registers. Grid: x = slice, y = output channel, z = chunk of taps.
 #pragma once
 
@@ -43,7 +42,7 @@ __device__ __forceinline__ void depthwise_halo_wgrad(const HaloWgradParams& p) {
   const float* const x_channel = p.x + p.multiplier.quotient(channel) * p.x_channel;
   const float* const dy_channel = p.dy + channel * p.dy_channel;
 
-  // Where tap t lies in the x tile, relative to the pixel. Taps past the last read the first one and are not written.
+  // Offset of tap t in the x tile, relative to the pixel. Taps past the last read the first one and are not written.
   int shift[kTaps];
 #pragma unroll
   for (int t = 0; t < kTaps; t++) {
@@ -74,7 +73,7 @@ __device__ __forceinline__ void depthwise_halo_wgrad(const HaloWgradParams& p) {
     for (int e = 0; e < kEach; e++) to[halo + (i + e * kRowStep) * kTileW + j] = carried_dy[e];
   };
 
-  // ---- Each thread sums over its pixels
+  // ---- Sum over the pixels of each thread
   float sum[kTaps], sum_dy = 0.f;
 #pragma unroll
   for (int t = 0; t < kTaps; t++) sum[t] = 0.f;
@@ -101,7 +100,7 @@ __device__ __forceinline__ void depthwise_halo_wgrad(const HaloWgradParams& p) {
     __syncthreads();
   }
 
-  // ---- The block's sum: a butterfly within each warp, then the warps in order
+  // ---- Sum over the block: a butterfly within each warp, then the warps in order
 #pragma unroll
   for (int t = 0; t <= kTaps; t++) {
     float v = t < kTaps ? sum[t < kTaps ? t : 0] : sum_dy;

@@ -1,13 +1,12 @@
-// fprop and dgrad of a depthwise convolution with a kernel that is known at compile time, limited by memory alone.
-//   written[n, channel, i, j] = bias + sum over taps (r, s) of  w[r, s] * source[n, ..., i * stride + r, j * stride + s]
-// (dgrad with stride 1 is the same with the taps flipped; with a stride see depthwise/strip_scatter.cuh.)
+// fprop and dgrad of a depthwise convolution with a kernel size known at compile time. Bound by memory bandwidth.
+//   written[n, channel, i, j] = bias + sum over taps (r, s) of w[r, s] * source[n, ..., i * stride + r, j * stride + s]
+// dgrad with stride 1 has its taps flipped; for other strides see depthwise/strip_scatter.cuh.
 //
-// A thread owns the columns of a strip of rows and walks down it. Each source row is read once, adds to all outputs that
-// are still open, and completes one per column: the registers hold an accumulator per open output, not a window of the
-// source. Neighbouring threads own what lies side by side in memory, so every access is coalesced whatever the alignment
-// of a row; what the taps of a row share comes from L1. Strips of all planes are numbered through: no lane idles on a
-// narrow image.
-//
+// A thread owns the columns of a strip of rows and walks down it. Each source row is read once, adds to all outputs
+// that are still open, and completes one per column: registers hold one accumulator per open output, not a window of
+// the source. Neighbouring threads own neighbours in memory, so every access is coalesced whatever the alignment of a
+// row; elements that several taps share come from L1. Strips are numbered across planes: no lane idles on a narrow
+// image.
 // No shared memory. Grid: x covers the strips, one thread each.
 #pragma once
 
@@ -16,8 +15,7 @@
 
 namespace polyconv {
 
-// Positions side by side that a thread computes. Where lanes are columns they share a row's elements through L1; else a
-// thread shares them among columns of its own.
+// Neighbouring positions per thread. Lanes along columns share a row's elements through L1; otherwise a thread does.
 template <Lanes kLanes>
 constexpr int kStripColumns = kLanes == Lanes::kColumns ? 1 : 4;
 
@@ -27,7 +25,7 @@ __device__ __forceinline__ void depthwise_strip(const Params& p) {
   constexpr int kColumns = kStripColumns<kLanes>;
   constexpr int kWidth = (kColumns - 1) * kStride + kTapsW;
   constexpr int kOpen = (kTapsH + kStride - 1) / kStride;  // outputs that one step adds to
-  constexpr int kAhead = strip_steps(kStride * kWidth);    // steps whose loads travel at once
+  constexpr int kAhead = strip_steps(kStride * kWidth);    // steps whose loads are in flight together
   const u32 number = blockIdx.x * blockDim.x + threadIdx.x;
   if (number >= p.strips) return;
   const Strip<kLanes, kColumns> strip(p, number);
@@ -36,14 +34,14 @@ __device__ __forceinline__ void depthwise_strip(const Params& p) {
   load_taps(taps, p, strip.channel);
   const float bias = p.bias ? p.bias[strip.channel] : 0.f;
 
-  // Step k reads `kStride` rows; it opens output k and completes output k - (kOpen - 1).
+  // Step k reads kStride rows. It opens output k and completes output k - (kOpen - 1).
   const int first_step = 1 - kOpen;
   SourceRows<kLanes, kWidth> source(p, strip, strip.first_row * kStride + p.first_row,
                                     strip.column * kStride + p.first_column, (strip.rows - 1) * kStride + kTapsH);
   const i64 next_column = kLanes == Lanes::kColumns ? 1 : p.written_column;
   float* to = p.written + strip.image * p.written_batch + strip.channel * p.written_channel +
               i64(strip.first_row + first_step) * p.written_row + strip.column * next_column;
-  float open[kOpen][kColumns];  // [m]: the outputs that were opened m steps ago
+  float open[kOpen][kColumns];  // [m]: outputs opened m steps ago
 #pragma unroll
   for (int m = 0; m < kOpen; m++)
 #pragma unroll

@@ -1,13 +1,13 @@
-// dgrad of a strided depthwise convolution with a kernel that is known at compile time, limited by memory alone.
+// dgrad of a strided depthwise convolution with a kernel size known at compile time. Bound by memory bandwidth.
 //
-// Row h of the gradient meets tap r of output row k where h + before = k * stride + r. So the `kStride` rows from
-// k * stride - before on take from output row k - m exactly the taps m * stride .. m * stride + kStride - 1, whatever k.
-// The same along columns: the gradient falls into cells of kStride x kStride that are all alike, and no tap is
-// multiplied by a structural zero.
+// Row h of the gradient gets tap r of output row k if h + before = k * stride + r. So the kStride rows from k * stride
+// - before on get from output row k - m exactly the taps m * stride .. m * stride + kStride - 1, for any k. The same
+// holds along columns: the gradient consists of equal cells of kStride x kStride, and no tap is multiplied by a
+// structural zero.
 //
-// A thread owns one column of cells of a strip and walks down it, as in depthwise/strip.cuh: each row of the source is
-// read once, adds to all cells that are still open, and completes one. All phases of the lattice are written by one
-// thread, so the source crosses the memory once. Grid: x covers the strips, one thread each.
+// A thread owns one column of cells of a strip and walks down it, as in depthwise/strip.cuh: each source row is read
+// once, adds to all open cells, and completes one. One thread writes all phases, so the source is read from memory
+// once. Grid: x covers the strips, one thread each.
 #pragma once
 
 #include "depthwise/strip_tile.cuh"
@@ -25,7 +25,7 @@ __device__ __forceinline__ void depthwise_strip_scatter(const StripParams& p) {
   float taps[kTapsH][kTapsW];
   load_taps(taps, p, strip.channel);
 
-  // Cell (0, 0) of the plane ends at the source's (first_row, first_column); earlier rows and columns reach it too.
+  // Cell (0, 0) of the plane ends at the source's (first_row, first_column); earlier rows and columns contribute too.
   const int first_step = 1 - kOpen;
   SourceRows<kLanes, kReach> source(p, strip, strip.first_row + first_step + p.first_row,
                                     strip.column + 1 - kReach + p.first_column, strip.rows + kOpen - 1);

@@ -1,14 +1,14 @@
-// What the depthwise strip kernels share: which strip a thread owns, and how it reads its rows.
+// Shared by the depthwise strip kernels: the strip of a thread, and how it reads its rows.
 #pragma once
 
 #include "common/common.cuh"
 
 namespace polyconv {
 
-// What lies side by side in memory, and so belongs to the lanes of a warp.
+// Axis that is contiguous in memory and runs along the lanes of a warp.
 enum class Lanes { kColumns, kChannels };
 
-// A strip is a few columns of positions of one plane, at most `rows_per_strip` rows of them.
+// A strip is a few columns of positions of one plane, at most `rows_per_strip` rows.
 struct StripParams {
   const float* source;
   const float* w;
@@ -19,21 +19,21 @@ struct StripParams {
   int source_row, source_column, written_row, written_column;
   int source_height, source_width;
   int written_height, written_width;
-  int first_row, first_column;  // source coordinates that position (0, 0) begins to read at
-  int cell_row, cell_column;    // depthwise_strip_scatter: where its cell (0, 0) begins
+  int first_row, first_column;  // first source coordinates that position (0, 0) reads
+  int cell_row, cell_column;    // depthwise_strip_scatter: first position of its cell (0, 0)
   int rows, columns;            // positions of a plane
   int rows_per_strip;
-  u32 strips;                             // of all planes
-  FastDivisor column_strips, row_strips;  // strips side by side, strips one above the other
-  FastDivisor channels, multiplier;       // written channels, those of a source channel
+  u32 strips;                             // strips of all planes
+  FastDivisor column_strips, row_strips;  // strips per row of strips, rows of strips
+  FastDivisor channels, multiplier;       // written channels; written channels per source channel
 };
 
-// Steps of so many loads that a thread may have under way: enough to hide the latency of memory, few enough registers.
+// Steps in flight per thread, if each has `loads` loads: enough to hide memory latency, within the registers.
 __device__ constexpr int strip_steps(int loads) {
   return loads >= 9 ? 1 : loads >= 5 ? 2 : loads >= 2 ? 4 : 8;
 }
 
-// kColumns: positions side by side.
+// kColumns: neighbouring positions per strip.
 template <Lanes kLanes, int kColumns>
 struct Strip {
   int image, channel, first_row, rows, column;
@@ -67,7 +67,7 @@ __device__ __forceinline__ void load_taps(float (&taps)[kTapsH][kTapsW], const S
     for (int s = 0; s < kTapsW; s++) taps[r][s] = from[r * p.w_row + s * p.w_column];
 }
 
-// `kColumns` neighbouring elements of one source row after the other; zeros outside the image.
+// Reads kColumns neighbouring elements of one source row after the other; zeros outside the image.
 template <Lanes kLanes, int kColumns>
 struct SourceRows {
   const float* from;
@@ -93,7 +93,7 @@ struct SourceRows {
             p.source_row, p.source_column, p.source_height, p.source_width, row, column, rows) {}
 
   __device__ __forceinline__ void next(float (&x)[kColumns]) {
-    // A row outside the image is one without columns: one comparison per element serves both axes.
+    // A row outside the image has no columns inside: one comparison per element serves both axes.
     const u32 inside = u32(row) < u32(last_row) ? width : 0;
 #pragma unroll
     for (int s = 0; s < kColumns; s++) x[s] = u32(column + s) < inside ? from[s * next_column] : 0.f;

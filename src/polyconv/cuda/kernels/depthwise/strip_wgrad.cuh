@@ -1,12 +1,10 @@
-// wgrad of a depthwise convolution with a kernel that is known at compile time, limited by memory alone:
+// wgrad of a depthwise convolution with a kernel size known at compile time. Bound by memory bandwidth.
 //   dw[channel, r, s] = sum over images and pixels (i, j) of  dy[i, j] * x[i * stride + r - top, j * stride + s - left]
 //
-// A thread walks down one column of a strip of rows. A window of x rows stays in registers, all taps are summed at once,
-// and both tensors are read once: coalesced, since neighbouring threads own what lies side by side in memory. A block
-// owns one channel, or 32 of them that are lanes, and one slice of their strips; at the end it adds its threads' sums in
-// a fixed order and writes a partial sum that implicit_gemm/split_k_reduce.cuh adds to those of the other slices. dy itself is summed
-// too: the bias gradient.
-//
+// A thread walks down one column of a strip of rows with a window of x rows in registers, and sums all taps at once.
+// Both tensors are read once, coalesced: neighbouring threads own neighbours in memory. A block owns one channel, or 32
+// channels as lanes, and one slice of their strips. At the end it adds its threads' sums in a fixed order and writes a
+// partial sum; implicit_gemm/split_k_reduce.cuh adds the slices. dy is also summed: the bias gradient.
 // Shared memory: one word per warp and sum, or per thread and sum. Grid: x = slice, y = output channel or 32 of them.
 #pragma once
 
@@ -24,8 +22,8 @@ struct StripWgradParams {
   int channels;  // output channels
   int columns_padded;
   int bias;
-  int rows, rows_per_strip;      // of dy
-  u32 strips, strips_per_slice;  // of one channel
+  int rows, rows_per_strip;      // rows of dy
+  u32 strips, strips_per_slice;  // strips of one channel
   FastDivisor column_strips, row_strips, multiplier;
 };
 
@@ -33,7 +31,7 @@ struct StripWgradParams {
 template <int kTapsH, int kTapsW, int kStride, Lanes kLanes, int kThreads>
 __device__ __forceinline__ void depthwise_strip_wgrad(const StripWgradParams& p) {
   constexpr int kTaps = kTapsH * kTapsW, kWarps = kThreads / 32;
-  constexpr int kRound = kTapsH == 1 ? 4 : kTapsH;  // steps after which the window has gone round
+  constexpr int kRound = kTapsH == 1 ? 4 : kTapsH;  // steps after which the window's slots repeat
   constexpr bool kChannels = kLanes == Lanes::kChannels;
   __shared__ float sums[kWarps][kTaps + 1][kChannels ? 32 : 1];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -41,7 +39,7 @@ __device__ __forceinline__ void depthwise_strip_wgrad(const StripWgradParams& p)
   const float* const x_channel = p.x + i64(p.multiplier.quotient(channel)) * p.x_channel;
   const float* const dy_channel = p.dy + channel * p.dy_channel;
 
-  // ---- Each thread sums over its strips
+  // ---- Sum over the strips of each thread
   float sum[kTaps + 1];  // the last one: dy
 #pragma unroll
   for (int t = 0; t <= kTaps; t++) sum[t] = 0.f;
@@ -59,7 +57,7 @@ __device__ __forceinline__ void depthwise_strip_wgrad(const StripWgradParams& p)
                                       first_row * kStride - p.pad_top, column * kStride - p.pad_left,
                                       (rows - 1) * kStride + kTapsH);
 
-    // Row r of the window of step i lies in slot (i * kStride + r) % kTapsH: slots are fixed when steps are unrolled.
+    // Row r of the window of step i is in slot (i * kStride + r) % kTapsH: constant once steps are unrolled.
     float window[kTapsH][kTapsW];
 #pragma unroll
     for (int r = 0; r < kTapsH - kStride; r++) source.next(window[r]);
@@ -86,7 +84,7 @@ __device__ __forceinline__ void depthwise_strip_wgrad(const StripWgradParams& p)
       if (i + u < rows) step(u);
   }
 
-  // ---- The block's sum: lanes of one channel by a butterfly, then the warps in order
+  // ---- Sum over the block: lanes of one channel by a butterfly, then the warps in order
 #pragma unroll
   for (int t = 0; t <= kTaps; t++) {
     float v = sum[t];

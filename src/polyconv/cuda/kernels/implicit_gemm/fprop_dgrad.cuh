@@ -1,14 +1,14 @@
 // fprop and dgrad as one implicit GEMM:
 //   written[pixel, n] = bias[n] + sum over rows k of  gathered[pixel, k] * packed[k, n]
 //
-// A row k of the reduction is a (tap, channel) pair; a pixel is a position of one phase of the lattice (common/common.cuh).
-// fprop gathers x and writes y; dgrad gathers dy and writes dx, one phase per residue of the stride, so that no tap is
-// ever multiplied by a structural zero. The weights come packed as packed[group][row][n] by implicit_gemm/pack_weights.cuh.
+// A row k of the reduction is a (tap, channel) pair; a pixel is a position of one phase of the lattice
+// (common/common.cuh). fprop gathers x and writes y. dgrad gathers dy and writes dx, one phase per residue of the
+// stride, so that no tap is multiplied by a structural zero. implicit_gemm/pack_weights.cuh packs the weights:
+// packed[group][row][n].
 //
-// Grid: x = pixel tile * channel tiles + channel tile (neighbours share the gathered pixels in L2),
-//       y = group, z = phase.
-// Shared memory: a = 2 x 8 x M pixels, b = 2 x 8 x N channels; one barrier per 8 rows: while one buffer is multiplied,
-// the next 8 rows travel from global memory through registers into the other.
+// Grid: x = pixel tile * channel tiles + channel tile (neighbours share gathered pixels in L2), y = group, z = phase.
+// Shared memory: a = 2 x 8 x M pixels, b = 2 x 8 x N channels. One barrier per 8 rows: while one buffer is multiplied,
+// the next 8 rows go from global memory through registers into the other.
 #pragma once
 
 #include "common/epilogue.cuh"
@@ -16,8 +16,8 @@
 
 namespace polyconv {
 
-// A thread's place in two buffers of equal size, one behind the other: flips from one to the other with a single XOR.
-// (An index of the buffer would be multiplied by the size in every step, on the FP32 pipe.)
+// A thread's offset in two consecutive buffers of equal size. Switches between them with a single XOR: a buffer index
+// would be multiplied by the size in every step, on the FP32 pipe.
 template <class Element, int kElements, bool kIsPowerOfTwo = (kElements & (kElements - 1)) == 0>
 struct Flip {
   int bytes;
@@ -27,7 +27,7 @@ struct Flip {
   __device__ __forceinline__ Element* in(Element* buffers) const { return add_bytes(buffers, bytes); }
 };
 
-// The same for buffers of any size, which no bit of the offset tells apart.
+// For buffers of other sizes, which no single bit of the offset tells apart.
 template <class Element, int kElements>
 struct Flip<Element, kElements, false> {
   int now, then;
@@ -57,7 +57,7 @@ __device__ __forceinline__ void accumulate(Accumulators<Tile>& c, Loader& source
   for (int left = rows - Tile::kDepth; left >= 0; left -= Tile::kDepth) {
     source.advance();
     packed.advance();
-    source.load(left > 0);  // what the last step loads is never used: cheaper than a branch
+    source.load(left > 0);  // the last step's load is not used: cheaper than a branch
     packed.load();
     c.template multiply_add<Tile::kPitchM, Tile::kPitchN>(read_a.in(a), read_b.in(b));
     read_a(), read_b(), write_a(), write_b();
@@ -67,7 +67,7 @@ __device__ __forceinline__ void accumulate(Accumulators<Tile>& c, Loader& source
   }
 }
 
-// dgrad of a border that is not zero: once over all rows for each image that the padding made of a pixel.
+// dgrad of a border other than zeros: one sum over all rows for each image of a pixel in the padding.
 template <class Tile>
 __device__ __forceinline__ void accumulate_folds(Accumulators<Tile>& c, const ImplicitGemmParamsFor<Tile>& p,
                                                  const ImplicitGemmBlock<Tile>& block, typename Tile::Element* a,
@@ -84,7 +84,7 @@ __device__ __forceinline__ void accumulate_folds(Accumulators<Tile>& c, const Im
         accumulate<Tile>(c, source, PackedLoader<Tile>(p, block), block.rows, a, b);
 }
 
-// The element of channel 0 of the group that a flattened pixel is written to.
+// Address of a flattened pixel in channel 0 of the group.
 template <class Tile>
 __device__ __forceinline__ typename Tile::Element* written_at(u32 index, const ImplicitGemmParamsFor<Tile>& p,
                                                               const ImplicitGemmBlock<Tile>& block) {
@@ -94,7 +94,7 @@ __device__ __forceinline__ typename Tile::Element* written_at(u32 index, const I
          i64(block.w.written_first + pixel.j * block.w.written_step) * p.written_column;
 }
 
-// What is done with the sums of a tile, one or four at a time.
+// Visitors of the sums of a tile, one or four at a time.
 struct StoreSums {
   __device__ __forceinline__ void operator()(float* at, float a) const { *at = a; }
   __device__ __forceinline__ void operator()(float* at, float a, float b, float c, float d) const {
@@ -103,7 +103,7 @@ struct StoreSums {
 };
 
 struct AddResidual {
-  i64 bytes;  // from a sum's place to its residual
+  i64 bytes;  // from a sum's address to its residual
 
   __device__ __forceinline__ void operator()(const float* at, float& a) const { a += *add_bytes(at, bytes); }
   __device__ __forceinline__ void operator()(const float* at, float& a, float& b, float& c, float& d) const {
@@ -112,7 +112,7 @@ struct AddResidual {
   }
 };
 
-// Shows every sum of the tile that is written, and where, four at a time along whichever axis is dense.
+// Passes every sum of the tile that is written, with its address, to `visit`: four at a time along the dense axis.
 template <class Tile, class Visit>
 __device__ __forceinline__ void visit_written(Accumulators<Tile>& c, const ImplicitGemmParams& p,
                                               const ImplicitGemmBlock<Tile>& block, u32 first_pixel, int first_output,
@@ -149,7 +149,7 @@ __device__ __forceinline__ void visit_written(Accumulators<Tile>& c, const Impli
   }
 }
 
-// Adds the bias, finishes the sums if there is an epilogue, and writes the tile.
+// Adds the bias, applies the epilogue if there is one, and writes the tile.
 template <class Tile, class Params>
 __device__ __forceinline__ void write(Accumulators<Tile>& c, const Params& p) {
   const ImplicitGemmBlock<Tile> block(p);
@@ -166,7 +166,7 @@ __device__ __forceinline__ void write(Accumulators<Tile>& c, const Params& p) {
     }
   }
   if constexpr (EpilogueOf<Params>::kExists) {
-    // Before the first store, so that the loads need not wait for one another.
+    // Before the first store, so that the loads overlap.
     if (p.residual) visit_written(c, p, block, first_pixel, first_output, AddResidual{p.residual_bytes()});
 #pragma unroll
     for (int i = 0; i < Tile::kThreadM; i++) activate(c.sum[i], p.activation);

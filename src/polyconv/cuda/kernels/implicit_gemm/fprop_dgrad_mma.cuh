@@ -1,12 +1,12 @@
-// fprop and dgrad of tensors of 16 bits, as the implicit GEMM of implicit_gemm/fprop_dgrad.cuh with the products of implicit_gemm/mma_tile.cuh:
+// fprop and dgrad of 16-bit tensors: the implicit GEMM of implicit_gemm/fprop_dgrad.cuh with the products of
+// implicit_gemm/mma_tile.cuh:
 //   written[pixel, n] = rounded(bias[n] + sum over rows k of  gathered[pixel, k] * packed[k, n])
 //
-// Elements go from the tensors to shared memory as they are, products are exact, sums are float, and a result is rounded
-// once, behind the bias and the epilogue. Grid, phases and loaders are those of implicit_gemm/fprop_dgrad.cuh.
+// Elements are copied to shared memory unchanged, products are exact, sums are float, and a result is rounded once,
+// after bias and epilogue. Grid, phases and loaders are those of implicit_gemm/fprop_dgrad.cuh.
 //
-// Shared memory: a = 2 x 16 x (M + padding) pixels, b = 2 x 16 x (N + padding) channels; afterwards the sums of
-// 16 channels of each warp at a time, [channel][M + 4] floats. From there they are stored in the order of memory,
-// however the fragments lie in registers.
+// Shared memory: a = 2 x 16 x (M + padding) pixels, b = 2 x 16 x (N + padding) channels; afterwards the sums of 16
+// channels of each warp at a time, [channel][M + 4] floats, from where they are stored in memory order.
 #pragma once
 
 #include "implicit_gemm/fprop_dgrad.cuh"
@@ -19,7 +19,7 @@ struct BFloat16ImplicitGemmParams : ImplicitGemmParamsOf<BFloat16> {};
 
 template <class Tile>
 union GatherShared {
-  static constexpr int kChannels = Tile::kWarpsN * kMatrix;  // that lie there at a time
+  static constexpr int kChannels = Tile::kWarpsN * kMatrix;  // in shared memory at a time
   static constexpr int kPitch = Tile::kM + 4;
 
   struct {
@@ -28,7 +28,7 @@ union GatherShared {
   float sums[kChannels * kPitch];
 };
 
-// Puts unit number `unit` along n of every warp into shared memory.
+// Copies unit number `unit` along n of every warp to shared memory.
 template <class Tile>
 __device__ __forceinline__ void stage(const Accumulators<Tile>& c, int unit, GatherShared<Tile>& shared) {
   using Instruction = typename Tile::Instruction;
@@ -43,7 +43,7 @@ __device__ __forceinline__ void stage(const Accumulators<Tile>& c, int unit, Gat
           c.sum[m][unit][i];
 }
 
-// The sums that are stored from `to` on, finished as common/epilogue.cuh says; of the residual the address alone is taken.
+// Applies the epilogue to the sums that are stored from `to` on. The residual has the type of `to`.
 template <int kCount, class Params, class Element>
 __device__ __forceinline__ void finish(float (&sums)[kCount], const Params& p, const Element* to) {
   if (p.residual) {
@@ -58,7 +58,7 @@ __device__ __forceinline__ void finish(float (&sums)[kCount], const Params& p, c
   activate(sums, p.activation);
 }
 
-// Stores what stage() put there: four pixels at a time, or four channels, or one element.
+// Stores the staged sums: four pixels at a time, or four channels, or one element.
 template <class Tile, class Params>
 __device__ __forceinline__ void write_staged(const Params& p, const ImplicitGemmBlock<Tile>& block, int unit,
                                              const GatherShared<Tile>& shared) {
@@ -96,7 +96,7 @@ __device__ __forceinline__ void write(const Accumulators<Tile>& c, const Params&
   const ImplicitGemmBlock<Tile> block(p);
 #pragma unroll
   for (int unit = 0; unit < Tile::kUnitsN; unit++) {
-    __syncthreads();  // what lay there before has been read
+    __syncthreads();  // earlier contents have been read
     stage(c, unit, shared);
     __syncthreads();
     write_staged(p, block, unit, shared);

@@ -1,4 +1,4 @@
-// What implicit_gemm/fprop_dgrad.cuh is asked, and the ways in which it gathers: parameters, a block's share of the work, loaders.
+// Parameters of implicit_gemm/fprop_dgrad.cuh, the work of a block, and the loaders of its operands.
 #pragma once
 
 #include "common/elements.cuh"
@@ -10,14 +10,14 @@ template <class Element>
 struct ImplicitGemmParamsOf {
   const Element* source;
   const Element* packed;
-  const int4* table;    // per row {dy, dx, element offset as i64}; only read by the row-by-row loaders
+  const int4* table;    // per row {dy, dx, element offset as i64}; only RowLoader reads it
   const Element* bias;  // null: none
   Element* written;
   i64 source_batch, source_channel;  // element strides
   i64 source_channel_bytes;
   i64 next_tap_bytes;  // from behind the last channel under one tap to the first under the next
   i64 written_batch, written_channel;
-  i64 packed_step_bytes;  // as many rows of `packed` as a tile is deep
+  i64 packed_step_bytes;  // rows of one step
   int source_row, source_column;
   int written_row, written_column;
   int source_height, source_width;
@@ -28,9 +28,9 @@ struct ImplicitGemmParamsOf {
   int written_vector;  // 0: scalar stores, 1: four pixels at a time, 2: four channels at a time
   int phases_w;
   int tap_step_h, tap_step_w;
-  // Only for the gradient of a padded border (GatherFolded):
+  // Only for borders other than zeros:
   int border;
-  int image_top, image_left, image_height, image_width;  // the part of `written` that the border folds into
+  int image_top, image_left, image_height, image_width;  // part of `written` that the border folds into
   int pad_top, pad_bottom, pad_left, pad_right;
   FastDivisor stride_h, stride_w;
   int first_row[kMaxPhases * kMaxPhases];  // of each phase, in `packed` and `table`
@@ -41,7 +41,7 @@ struct ImplicitGemmParams : ImplicitGemmParamsOf<float> {};
 template <class Tile>
 using ImplicitGemmParamsFor = ImplicitGemmParamsOf<typename Tile::Element>;
 
-// Where a flattened pixel of the block's phase lies.
+// Image and coordinates of a flattened pixel of the block's phase.
 struct Pixel {
   int image, i, j;
 
@@ -54,7 +54,7 @@ struct Pixel {
   }
 };
 
-// What a block works on.
+// Work of a block.
 template <class Tile>
 struct ImplicitGemmBlock {
   const u32 phase;
@@ -75,11 +75,11 @@ struct ImplicitGemmBlock {
   }
 };
 
-// ---- How a tile of pixels x depth travels from global memory to shared memory --------------------------------------
-// A loader keeps this thread's place in the gather. load(more) reads the current rows into registers (zeros if there
-// are no more), store() puts them into a buffer from this thread's place() on, advance() goes on to the next rows.
+// ---- Loaders: a tile of pixels x depth from global to shared memory ----------------------------------------------
+// A loader keeps this thread's position in the gather. load(more) reads the current rows into registers (zeros if not
+// `more`), store() writes them to a buffer from this thread's place() on, advance() moves to the next rows.
 
-// What loaders with whole pixels per thread share: each thread carries kRows rows of kPixels pixels.
+// Base of loaders with whole pixels per thread: each thread holds kRows rows of kPixels pixels.
 template <class Tile>
 struct PixelRows {
   static constexpr int kPixels = Tile::kM > Tile::kThreads ? Tile::kM / Tile::kThreads : 1;
@@ -105,8 +105,8 @@ struct PixelRows {
   }
 };
 
-// Rows in tap-major order with channels a multiple of the depth: all rows of a step share one tap, so one bounds check
-// serves them all. kVector: the channel stride is 1 and everything is aligned, so four channels come in one load.
+// Tap-major rows, with channels a multiple of the depth: all rows of a step share one tap and one bounds check.
+// kVector: the channel stride is 1 and everything is aligned, so one load takes four channels.
 template <class Tile, bool kVector>
 struct TapMajorLoader : PixelRows<Tile> {
   using PixelRows<Tile>::kPixels, PixelRows<Tile>::kRows, PixelRows<Tile>::value;
@@ -141,8 +141,8 @@ struct TapMajorLoader : PixelRows<Tile> {
     for (int q = 0; q < kPixels; q++) inside[q] = u32(y[q]) < u32(p.source_height) && u32(x[q]) < u32(p.source_width);
   }
 
-  // Leaves `at` behind the rows read: one chain of 64-bit additions, which unlike multiples of the stride cost the FP32
-  // pipe nothing. Behind the last tap it reads on wherever that lies inside the image; nobody uses those values.
+  // Leaves `at` behind the rows read: one chain of 64-bit additions which, unlike multiples of the stride, cost the
+  // FP32 pipe nothing. Behind the last tap it may read other pixels of the image, which are not used.
   __device__ __forceinline__ void load(bool) {
 #pragma unroll
     for (int q = 0; q < kPixels; q++) {
@@ -161,7 +161,7 @@ struct TapMajorLoader : PixelRows<Tile> {
   }
 
   __device__ __forceinline__ void advance() {
-    constexpr int kOthers = Tile::kDepth - kRows;  // rows that other threads carry
+    constexpr int kOthers = Tile::kDepth - kRows;  // rows that other threads hold
     if constexpr (kOthers > 0) move(kOthers * p.source_channel_bytes);
     channels_left -= Tile::kDepth;
     if (channels_left == 0) {
@@ -186,7 +186,7 @@ struct TapMajorLoader : PixelRows<Tile> {
   }
 };
 
-// A 1x1 kernel over dense images: the gathered matrix is the source itself, so four pixels come in one load.
+// A 1x1 kernel over dense images: the gathered matrix is the source itself, so one load takes four pixels.
 template <class Tile>
 struct PointwiseLoader {
   static constexpr int kQuads = Tile::kM / 4;
@@ -235,10 +235,10 @@ struct PointwiseLoader {
 
 enum class Gather { kZeros, kBordered, kFolded };
 
-// Rows one by one, each with its own tap from the table: any number of channels without waste, and every border.
+// Row by row, each with its tap from the table: any number of channels without padding, and every border.
 // kZeros: outside reads zero. kBordered: outside reads the folded coordinate (fprop with padding_mode).
-// kFolded: dgrad of such a border: a pixel collects from each of its images outside; `fold` says which, all taps and
-// the stride's divisibility are checked one by one, and a block skips the folds that none of its pixels has.
+// kFolded: dgrad of such a border. A pixel collects from each of its images in the padding, selected by `fold`. All
+// taps and the divisibility by the stride are checked one by one, and a block skips folds that none of its pixels has.
 template <class Tile, Gather kGather>
 struct RowLoader : PixelRows<Tile> {
   using PixelRows<Tile>::kPixels, PixelRows<Tile>::kRows, PixelRows<Tile>::value;
@@ -268,7 +268,7 @@ struct RowLoader : PixelRows<Tile> {
 
   __device__ __forceinline__ void rewind() { row = p.table + block.first_row + this->first_row(); }
 
-  // kFolded: moves every pixel to its image; false where no pixel of the block has one.
+  // kFolded: moves every pixel to its image. False if no pixel of the block has one.
   __device__ __forceinline__ bool aim(int fold_h, int fold_w) {
     bool any = false;
     rewind();
@@ -319,8 +319,7 @@ struct RowLoader : PixelRows<Tile> {
   __device__ __forceinline__ void advance() { row += Tile::kDepth; }
 };
 
-// The packed weights: rows are dense and padded to whole tiles, and the workspace goes on for one step behind the last
-// of them, so quads without any check.
+// Packed weights: rows are dense, padded to whole tiles, and followed by one more step of workspace, so no checks.
 template <class Tile>
 struct PackedLoader {
   static constexpr int kQuads = Tile::kDepth * Tile::kN / 4;

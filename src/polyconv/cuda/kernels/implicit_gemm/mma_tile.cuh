@@ -1,6 +1,6 @@
-// A block's tile of C += A * B from shared memory, for elements of 16 bits: matrix instructions, sums in float.
+// A block's tile of C += A * B from shared memory for 16-bit elements: tensor-core instructions, sums in float.
 //
-// The buffers are those of implicit_gemm/tile.cuh with other elements:   a[kDepth][M + padding]   b[kDepth][N + padding]
+// Buffers as in implicit_gemm/tile.cuh, with 16-bit elements:   a[kDepth][M + padding]   b[kDepth][N + padding]
 // A warp owns kUnitsM x kUnitsN products of 16 x 16.
 #pragma once
 
@@ -24,7 +24,7 @@ struct MatrixTile {
   static constexpr int kPitchM = kM + Instruction::kPadding, kPitchN = kN + Instruction::kPadding;
 };
 
-// First row and column of a thread's warp inside the block's tile.
+// First row and column of a thread's warp within the block's tile.
 template <class Element, int kWarpsM, int kWarpsN, int kUnitsM, int kUnitsN>
 struct TilePlace<MatrixTile<Element, kWarpsM, kWarpsN, kUnitsM, kUnitsN>> {
   int m, n;
@@ -47,7 +47,7 @@ struct Accumulators<MatrixTile<Element, kWarpsM, kWarpsN, kUnitsM, kUnitsN>> {
         for (int i = 0; i < 8; i++) sum[m][n][i] = 0.f;
   }
 
-  // a and b point at this warp's own rows and columns of the two buffers.
+  // a and b point at this warp's rows and columns of the two buffers.
   template <int kPitchM, int kPitchN>
   __device__ __forceinline__ void multiply_add(const Element* a, const Element* b) {
     a += Instruction::place_a(threadIdx.x % 32, kPitchM);

@@ -1,11 +1,11 @@
-// Lays the weights out as implicit_gemm reads them: packed[group][row][n], rows (tap, channel) of each phase in turn,
-// every phase padded with zero rows to a multiple of the depth and every row with zeros to whole tiles. Any strides of w
-// are read, so channels_last weights, and the transposed roles of dgrad (n = input channel), are only other numbers.
+// Packs the weights for implicit_gemm: packed[group][row][n], rows (tap, channel) of each phase in turn. Every phase is
+// padded with zero rows to a multiple of the depth, every row with zeros to whole tiles. w may have any strides:
+// channels_last weights and the transposed roles of dgrad (n = input channel) are only other numbers.
 //
-// Optionally writes the table that RowLoader follows: per row {dy, dx, element offset}; dy = kPaddingRow for padding.
+// Optionally writes the table that RowLoader reads: per row {dy, dx, element offset}; dy = kPaddingRow for padding.
 //
 // Grid: x = group * n tiles + n tile, y = tile of 8 channels, z = phase. Block: 32 n x 8 channels, looping over the
-// taps: a tap's neighbours in memory are read by the same block, so L1 serves all but the first.
+// taps: taps that are neighbours in memory are read by one block, so L1 serves all but the first.
 #pragma once
 
 #include "common/elements.cuh"
@@ -17,7 +17,7 @@ template <class Element>
 struct PackParamsOf {
   const Element* w;
   Element* packed;
-  int4* table;  // null: not wanted
+  int4* table;  // null: not needed
   i64 w_group, w_output, w_channel, w_row, w_column;
   i64 table_channel;  // element offset per channel, row and column of the gathered tensor
   int table_row, table_column;
@@ -31,7 +31,7 @@ struct PackParams : PackParamsOf<float> {};
 struct HalfPackParams : PackParamsOf<Half> {};
 struct BFloat16PackParams : PackParamsOf<BFloat16> {};
 
-// kTileDepth: of the tiles that read the rows.
+// kTileDepth: depth of the tiles that read the rows.
 template <int kTileDepth, class Element>
 __device__ __forceinline__ void implicit_gemm_pack_weights(const PackParamsOf<Element>& p) {
   const AxisPhase& h = p.phase_h[blockIdx.z / p.phases_w];
@@ -60,7 +60,7 @@ __device__ __forceinline__ void implicit_gemm_pack_weights(const PackParamsOf<El
         }
       }
   }
-  // The rows that fill the phase up to a multiple of the depth.
+  // Rows that pad the phase to a multiple of the depth.
   const int rows = h.taps * w.taps * p.channels;
   const int end = (rows + kTileDepth - 1) / kTileDepth * kTileDepth;
   for (int row = rows + threadIdx.x / 32; blockIdx.y == 0 && row < end; row += 8) {

@@ -1,5 +1,5 @@
-// The second stage of every weight gradient: adds the slices' partial sums in ascending order, always the same, and
-// writes them where dw's strides (and db) want them.
+// Second stage of every weight gradient: adds the slices' partial sums in ascending order, so that results are
+// deterministic, and writes them with the strides of dw (and to db).
 //
 // Grid: x covers the elements of `partial[slice]`, one thread each, so that all reads are coalesced.
 #pragma once
@@ -19,7 +19,7 @@ struct SplitKReduceParams {
   FastDivisor columns_padded, kernel_area, kernel_width;
 };
 
-// A thread's element: its sum, and where it belongs in dw, or in db. False: nowhere.
+// A thread's element: its sum, and its offset in dw, or in db. False if it belongs to neither.
 __device__ __forceinline__ bool reduced(const SplitKReduceParams& p, float& sum, i64& place, bool& is_bias) {
   const i64 element = i64(blockIdx.x) * blockDim.x + threadIdx.x;
   if (element >= p.elements) return false;

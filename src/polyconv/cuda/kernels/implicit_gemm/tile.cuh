@@ -1,8 +1,8 @@
-// The FP32 outer-product core of all implicit-GEMM kernels: a block's tile of C += A * B from shared memory.
+// FP32 outer-product core of all implicit-GEMM kernels: a block's tile of C += A * B from shared memory.
 //
 // Shared memory, per buffer:   a[kDepth][M + pad]   b[kDepth][N + pad]     (both with the reduction index slowest)
 // A thread owns TM x TN accumulators in groups of four, the groups a whole warp row apart, so that each fragment is one
-// conflict-free LDS.128: with 8 x 8 accumulators 4 loads feed 64 FFMAs.
+// conflict-free LDS.128: with 8 x 8 accumulators, 4 loads feed 64 FFMAs.
 #pragma once
 
 #include "common/common.cuh"
@@ -10,7 +10,7 @@
 namespace polyconv {
 
 constexpr int kDepth = 8;                 // reduction steps per shared-memory tile
-constexpr int kPaddingRow = -2147483647;  // marks a table entry that stands for no row or column
+constexpr int kPaddingRow = -2147483647;  // marks a padding entry of a table
 
 template <int kWarpsM_, int kWarpsN_, int kLanesM_, int kThreadM_, int kThreadN_>
 struct GemmTile {
@@ -26,7 +26,7 @@ struct GemmTile {
   static_assert(kThreadM % 4 == 0 && kThreadN % 4 == 0, "accumulators come in groups of four");
 };
 
-// First row and column of a thread inside the block's tile.
+// First row and column of a thread within the block's tile.
 template <class Tile>
 struct TilePlace {
   int m, n;
@@ -53,7 +53,7 @@ struct Accumulators {
   static __device__ __forceinline__ constexpr int offset_m(int i) { return (i / 4) * Tile::kLanesM * 4 + i % 4; }
   static __device__ __forceinline__ constexpr int offset_n(int j) { return (j / 4) * Tile::kLanesN * 4 + j % 4; }
 
-  // a and b point at this thread's own rows and columns of the two buffers.
+  // a and b point at this thread's rows and columns of the two buffers.
   template <int kPitchM, int kPitchN>
   __device__ __forceinline__ void multiply_add(const float* a, const float* b) {
 #pragma unroll

@@ -1,9 +1,9 @@
-// wgrad as an implicit GEMM:
+// wgrad as a split-K implicit GEMM over pixels:
 //   dw[k, column] = sum over pixels of  dy[pixel, k] * x[pixel shifted by the column's tap, the column's channel]
 //
-// A column is (channel, kernel row, kernel column) of one group; with a bias one more column sees x = 1 everywhere, and
-// so collects the bias gradient. Pixels are the flattened (image, row, column) of y. Each block sums one slice of them
-// and writes a partial sum; implicit_gemm/split_k_reduce.cuh adds the slices in a fixed order, so the result is the same every time.
+// A column is (channel, kernel row, kernel column) of one group. With a bias, one more column has x = 1 everywhere and
+// sums the bias gradient. Pixels are the flattened (image, row, column) of y. Each block sums one slice of them and
+// writes a partial sum; implicit_gemm/split_k_reduce.cuh adds the slices in a fixed order.
 //
 // Grid: x = column tile * k tiles + k tile, y = group, z = slice.
 // Shared memory: a = 2 x 8 pixels x (M + 4), b = 2 x 8 x (N + 4), column table N x 16 bytes. Eight neighbouring lanes
@@ -22,7 +22,7 @@ struct WgradParamsOf {
   float* partial;  // [slice][group][k][columns_padded]
   i64 x_batch, x_channel, dy_batch, dy_channel;
   int x_row, x_column, dy_row, dy_column;
-  int height, width;   // of x
+  int height, width;   // extent of x
   int k, channels;     // per group
   int columns;         // channels * kernel area, without the bias column
   int columns_padded;  // row length of `partial`
@@ -37,7 +37,7 @@ struct WgradParams : WgradParamsOf<float> {};
 
 constexpr int kOnes = kPaddingRow + 1;  // marks the bias column in the column table
 
-// A column's shift against the pixel {dy, dx, element offset as i64}, computed once per block.
+// Shift of a column against the pixel {dy, dx, element offset as i64}, computed once per block.
 template <class Element>
 __device__ __forceinline__ int4 wgrad_column(int column, const WgradParamsOf<Element>& p, bool bordered) {
   if (column > p.columns || (column == p.columns && !p.bias)) return make_int4(kPaddingRow, 0, 0, 0);
@@ -50,13 +50,13 @@ __device__ __forceinline__ int4 wgrad_column(int column, const WgradParamsOf<Ele
   return make_int4(dy, dx, int(offset), int(offset >> 32));
 }
 
-// kVector: four neighbouring pixels of dy come in one load. kBordered: outside the image stands the folded coordinate.
+// kVector: one load takes four neighbouring pixels of dy. kBordered: outside the image, the folded coordinate is read.
 template <class Tile, bool kVector, bool kBordered>
 struct WgradLoader {
   using Element = typename Tile::Element;
   using Params = WgradParamsOf<Element>;
   static constexpr int kDepth = Tile::kDepth;
-  static constexpr int kPadding = Tile::kPitchM == Tile::kM ? 4 : 0;  // a tile that pads its rows needs no more
+  static constexpr int kPadding = Tile::kPitchM == Tile::kM ? 4 : 0;  // tiles with their own padding need no more
   static constexpr int kPitchM = Tile::kPitchM + kPadding, kPitchN = Tile::kPitchN + kPadding;
   static constexpr int kStep = Tile::kThreads / kDepth;  // rows or columns that the block loads at once
   static constexpr int kRows = Tile::kM / kStep, kColumns = Tile::kN / kStep;
@@ -136,7 +136,7 @@ struct WgradLoader {
   }
 };
 
-// The block's slice of the sum, whatever loads its operands.
+// Sums the block's slice, with any loader of the operands.
 template <class Tile, class Loader>
 __device__ __forceinline__ void accumulate_slice(Accumulators<Tile>& c, Loader& loader, int pixels) {
   __shared__ __align__(16) typename Tile::Element a[2][Tile::kDepth * Loader::kPitchM];
@@ -156,13 +156,13 @@ __device__ __forceinline__ void accumulate_slice(Accumulators<Tile>& c, Loader& 
   }
 }
 
-// The same, and its partial sums.
+// accumulate_slice, and the store of its partial sums.
 template <class Tile, class Loader>
 __device__ __forceinline__ void wgrad_slice(const WgradParams& p, Loader& loader, int pixels) {
   Accumulators<Tile> c;
   accumulate_slice<Tile>(c, loader, pixels);
 
-  // Four columns at a time; the padding columns are written too and never read.
+  // Four columns at a time. Padding columns are written too, and never read.
   const TilePlace<Tile> place(fresh_thread());
   const u32 x = fresh_block_x(), column_tile = p.k_tiles.quotient(x);
   const int k = (x - column_tile * p.k_tiles.divisor) * Tile::kM + place.m, column = column_tile * Tile::kN + place.n;
@@ -176,7 +176,7 @@ __device__ __forceinline__ void wgrad_slice(const WgradParams& p, Loader& loader
                       c.sum[i][j + 2], c.sum[i][j + 3]);
 }
 
-// Shifts of the block's columns, for a loader to follow.
+// Table of the shifts of the block's columns, for a loader.
 template <class Tile, bool kBordered, class Params>
 __device__ __forceinline__ const int4* tabulate_columns(const Params& p) {
   __shared__ __align__(16) int4 table[Tile::kN];

@@ -1,16 +1,14 @@
-// wgrad of a pointwise convolution: dw = dy * x^T, summed over the pixels of all images. As implicit_gemm/wgrad.cuh, but both
-// operands are rows of dense pixels: a pointer per row that moves on, so that next to nothing but the multiplications
-// takes the FP32 pipe.
-//
-// Grid and partial sums as in implicit_gemm/wgrad.cuh.
+// wgrad of a pointwise convolution: dw = dy * x^T, summed over the pixels of all images. Like implicit_gemm/wgrad.cuh,
+// but both operands are rows of dense pixels with one moving pointer per row, so that hardly anything but the
+// multiplications uses the FP32 pipe. Grid and partial sums as in implicit_gemm/wgrad.cuh.
 #pragma once
 
 #include "implicit_gemm/wgrad.cuh"
 
 namespace polyconv {
 
-// Rows of one operand: a quad of pixels per thread and row, `kRows` rows in all. kOnes: the row after the last one, if
-// it is asked for, is all ones (its products with dy sum up to the bias gradient).
+// Rows of one operand: a quad of pixels per thread and row, kRows rows in all. kOnes: with `ones`, the row after the
+// last one is all ones (its products with dy sum to the bias gradient).
 template <int kRows, int kThreads, bool kOnes>
 struct PixelQuads {
   static constexpr int kQuads = kDepth / 4;                  // per row and step
@@ -21,7 +19,7 @@ struct PixelQuads {
 
   const float* at;
   i64 next_row;
-  int rows;  // that there are, from this thread's first on
+  int rows;  // existing rows from this thread's first on
   float4 carried[kEach];
 
   __device__ __forceinline__ PixelQuads(const float* plane, i64 channel, int rows)

@@ -1,7 +1,7 @@
-// wgrad of tensors of 16 bits: the implicit GEMM over pixels of implicit_gemm/wgrad.cuh with the products of implicit_gemm/mma_tile.cuh.
-//
-// Elements go to shared memory as they are, products are exact, sums and partial sums are float. Grid, slices, columns
-// and loaders are those of implicit_gemm/wgrad.cuh; implicit_gemm_split_k_reduce_rounded adds the slices as implicit_gemm_split_k_reduce does, and rounds once.
+// wgrad of 16-bit tensors: implicit_gemm/wgrad.cuh with the products of implicit_gemm/mma_tile.cuh.
+// Elements are copied to shared memory unchanged, products are exact, sums and partial sums are float. Grid, slices,
+// columns and loaders are those of implicit_gemm/wgrad.cuh. implicit_gemm_split_k_reduce_rounded adds the slices as
+// implicit_gemm_split_k_reduce does, and rounds once.
 #pragma once
 
 #include "implicit_gemm/mma_tile.cuh"
@@ -42,7 +42,7 @@ __device__ __forceinline__ void implicit_gemm_wgrad_mma(const Params& p) {
       }
 }
 
-// dw and db hold elements of 16 bits: their addresses alone are taken from the parameters.
+// dw and db have 16-bit elements; only their addresses are taken from the parameters.
 template <class Element>
 __device__ __forceinline__ void implicit_gemm_split_k_reduce_rounded(const SplitKReduceParams& p) {
   float sum;

@@ -1,4 +1,4 @@
-// What the emitted transforms (cuda/planner/winograd/axis.py) are written with.
+// Helpers of the generated transforms (cuda/planner/winograd/axis.py).
 #pragma once
 
 #include "common/common.cuh"

@@ -1,15 +1,15 @@
-// fprop and dgrad by two-dimensional Cook-Toom tiles, in one kernel and without a transformed tensor in memory:
+// fprop and dgrad by 2-D Cook-Toom tiles in one kernel, without a transformed tensor in memory:
 //   written = bias + A_h^T [ sum over channels c of  U_c * (B_h^T x_c B_w) ] A_w
 //
 // A unit is one tile of H::kM x W::kM outputs. A block owns 32 columns (32 / W::kM units side by side, several above
-// one another) and goes through the written channels in tiles of kK. A point of the transform is an independent product
-// of matrices, units x channels; a lane owns kEach points with kThreadK x kThreadU sums of each. Only then the sums of
-// all points meet, a few channels at a time, and the inverse transform leaves rows of 32 outputs.
+// one another) and loops over the written channels in tiles of kK. A point of the transform is an independent matrix
+// product, units x channels; a lane owns kEach points with kThreadK x kThreadU sums of each. Then the sums of all
+// points are exchanged, a few channels at a time, and the inverse transform yields rows of 32 outputs.
 //
-// Shared memory, two buffers of   v[kChunk][point][unit]   patch[kChunk][row][column]
-// A step multiplies chunk i (v of one buffer), transforms the patch of chunk i + 1 into the other buffer's v, and takes
-// the patch of chunk i + 2 through registers: one barrier per step. After the last chunk comes the first one again, for
-// the next tile of channels, so that no load is waited for there. Behind the buffers the sums meet in
+// Shared memory: two buffers of   v[kChunk][point][unit]   patch[kChunk][row][column]
+// A step multiplies chunk i (v of one buffer), transforms the patch of chunk i + 1 into the other buffer's v, and loads
+// the patch of chunk i + 2 into registers: one barrier per step. The first chunk follows the last one, for the next
+// tile of channels, so that its loads are already in flight. Behind the buffers:
 //   exchange[point][k of a slice][unit], units swizzled;   a warp's own part of it then stages its rows of outputs.
 //
 // Grid: x = (((image * tiles of rows) + row tile) * tiles of columns + column tile) * k splits + k split, y = group.
@@ -21,7 +21,7 @@
 
 namespace polyconv {
 
-// Position i = residue + dilation * q of an axis is written at written_first + i * written_step and its tap t reads
+// Position i = residue + dilation * q of an axis is written at written_first + i * written_step, and its tap t reads
 // read_first + (i + dilation * t) * read_step (algebra/polyphase.py).
 struct FusedAxis {
   int written_first, written_step, read_first, read_step, count;
@@ -30,23 +30,23 @@ struct FusedAxis {
 
 struct FusedParams {
   const float* source;
-  const float* weights;  // transformed by winograd/fused_filter.cuh: [group][k tile][channel][point and k]
+  const float* weights;  // from winograd/fused_filter.cuh: [group][k tile][channel][point and k]
   const float* bias;
   float* written;
   i64 source_batch, source_channel, written_batch, written_channel;
-  i64 source_channel_bytes, source_rewind_bytes;  // to the next channel, from behind the last chunk to the first
-  i64 patch_step_bytes;                           // from one row that a thread reads to its next
-  // winograd/fused_resident.cuh: to the next 32 columns, from one row of a warp to its next, from one channel of it to its next
+  i64 source_channel_bytes, source_rewind_bytes;  // to the next channel; from behind the last chunk to the first
+  i64 patch_step_bytes;                           // between the rows that a thread reads
+  // winograd/fused_resident.cuh: to the next 32 columns, between rows of a warp, between channels of a warp
   i64 across_bytes, down_bytes, job_bytes;
   int source_row, source_column, written_row, written_column, source_height, source_width;
   int channels, channels_padded, outputs;
-  int k_tiles, k_tiles_each;  // of all, of a block
+  int k_tiles, k_tiles_each;  // tiles of k of all blocks, of one block
   int pairs;                  // winograd/fused_resident.cuh: neighbouring columns may be stored two at a time
   FastDivisor k_splits;       // blocks that share the tiles of k
   FusedAxis h, w;
 };
 
-// kEach: points of a lane. kChunk: channels per step. kMeet: of a lane's kThreadK channels, how many meet at a time.
+// kEach: points per lane. kChunk: channels per step. kMeet: how many of a lane's kThreadK channels meet at a time.
 template <class H_, class W_, int kLanesK_, int kLanesU_, int kThreadK_, int kThreadU_, int kEach_, int kChunk_,
           int kMeet_>
 struct FusedTile {
@@ -63,7 +63,7 @@ struct FusedTile {
   static constexpr int kPatchRows = kRows + H::kLongest - 1;
   static constexpr int kPatchPitch = (kColumns + W::kLongest - 1 + 3) / 4 * 4;
   static constexpr int kPatch = kPatchRows * kPatchPitch;
-  static constexpr int kPitchV = kUnits + 8;  // the same units of neighbouring points lie in different banks
+  static constexpr int kPitchV = kUnits + 8;  // units of neighbouring points are in different banks
   static constexpr int kV = kChunk * kPoints * kPitchV;
   static constexpr int kBuffer = kV + kChunk * kPatch;
   static constexpr int kMeet = kMeet_, kSliceK = kMeet * kLanesK;  // channels of a slice
@@ -78,7 +78,7 @@ __device__ __forceinline__ int fused_position(const FusedAxis& axis, int residue
   return residue + int(axis.dilation.divisor) * q;
 }
 
-// Where a block works: its image, first positions and residues along both axes, its tiles of written channels.
+// Work of a block: its image, first positions and residues along both axes, its tiles of written channels.
 template <class Tile>
 struct FusedBlock {
   int image, group, first_k_tile, k_tiles;
@@ -109,14 +109,14 @@ __device__ __forceinline__ int fused_read(const FusedAxis& axis, int residue, in
   return axis.read_first + axis.read_step * fused_position(axis, residue, q);
 }
 
-// Brings the block's patch of the source to shared memory, one channel at a time; zeros outside the image. A thread has
-// one column of it and every kStride-th row, so that one pointer and a step from row to row are all that it keeps.
+// Loads the block's patch of the source into shared memory, one channel at a time; zeros outside the image. A thread
+// has one column and every kStride-th row, so that one pointer and one row step suffice.
 template <class Tile>
 struct PatchLoader {
   static constexpr int kStride = Tile::kThreads / Tile::kPatchPitch;
   static constexpr int kEach = (Tile::kPatchRows + kStride - 1) / kStride;
   const float* at;
-  u32 inside;  // bit i: row number i of this thread's lies in the image
+  u32 inside;  // bit i: row number i of this thread is in the image
   int left;    // channels from here to the last
   float value[Tile::kChunk][kEach];
 
@@ -135,7 +135,7 @@ struct PatchLoader {
         inside |= 1u << i;
   }
 
-  // The next chunk; zeros for channels that it lacks; after the last one the first again, for the next tile of k.
+  // The next chunk, with zeros for missing channels. After the last chunk the first again, for the next tile of k.
   __device__ __forceinline__ void load(const FusedParams& p) {
 #pragma unroll
     for (int c = 0; c < Tile::kChunk; c++) {
@@ -172,8 +172,7 @@ __device__ __forceinline__ constexpr int grouped_point(int group, int i) {
   return group < H::kPoints / 2 - 1 ? 1 + 2 * group + i : i * (H::kPoints - 1);
 }
 
-// Points kFirst to kLast - 1 of a group, for one unit, from rows of the patch. `use` is given every point along H, with
-// those along W.
+// Points kFirst to kLast - 1 of a group, for one unit. Calls `use` with every point along H and all points along W.
 template <class Tile, int kGroup, int kFirst, int kLast, class Use>
 __device__ __forceinline__ void transform_rows(const float* patch, Use use) {
   using H = typename Tile::H;
@@ -214,7 +213,7 @@ __device__ __forceinline__ void transform_rows(const float* patch, Use use) {
   }
 }
 
-// The same, to v[point][unit].
+// transform_rows, stored to v[point][unit].
 template <class Tile, int kGroup, int kFirst, int kLast>
 __device__ __forceinline__ void transform_points(const float* patch, float* v) {
   using W = typename Tile::W;
@@ -272,8 +271,8 @@ struct FusedPlace {
   static __device__ __forceinline__ constexpr int offset_unit(int j) { return (j / 4) * Tile::kLanesU * 4 + j % 4; }
 };
 
-// The transformed weights of a thread's points and channels. No other warp needs them, so they come straight from
-// memory, laid out such that a warp's loads are consecutive; a quad is replaced by the next channel's once it is used.
+// Transformed weights of a thread's points and channels. No other warp needs them, so they come straight from memory,
+// in a layout that makes a warp's loads consecutive. A used quad is replaced by that of the next channel.
 template <class Tile>
 struct WeightStream {
   static constexpr int kQuads = Tile::kThreadK / 4, kLine = Tile::kLanesPoint * Tile::kLanesK * 4;
@@ -298,7 +297,7 @@ template <class Tile>
 struct PointSums {
   float sum[Tile::kEach][Tile::kThreadK][Tile::kThreadU];
 
-  // One channel; v points at this thread's own first point and unit.
+  // One channel. v points at this thread's first point and unit.
   __device__ __forceinline__ void multiply_add(const float* v, WeightStream<Tile>& weights) {
 #pragma unroll
     for (int point = 0; point < Tile::kEach; point++) {
@@ -326,12 +325,12 @@ struct PointSums {
   }
 };
 
-// Neighbouring lanes of k would meet in the same banks: every other one's units are turned by half.
+// Neighbouring lanes of k would hit the same banks: every other one's units are rotated by half.
 __device__ __forceinline__ int swizzled(int k, int unit) {
   return unit ^ ((k & 1) << 4);
 }
 
-// Where a lane stores: column number `lane` of the block's first row, in the first channel of a tile of k.
+// Store address of a lane: column number `lane` of the block's first row, in the first channel of a tile of k.
 template <class Tile>
 struct FusedStore {
   float* corner;
@@ -358,11 +357,11 @@ struct FusedStore {
   }
 };
 
-// Stores one column of kRows rows of outputs per lane. They lie kStep elements apart and go to where `row_bytes` say.
+// Stores one column of kRows rows of outputs per lane, read kStep elements apart and written `row_bytes` apart.
 template <int kRows, int kStep, class Params>
 __device__ __forceinline__ void store_rows(const Params& p, const float* from, int lane, float* to, i64 row_bytes) {
   if constexpr (EpilogueOf<Params>::kExists) {
-    // All residuals before the first store, so that the loads need not wait for one another.
+    // All residuals before the first store, so that the loads overlap.
     float values[kRows];
     const float* at = add_bytes(to, p.residual_bytes());
 #pragma unroll
@@ -381,8 +380,8 @@ __device__ __forceinline__ void store_rows(const Params& p, const float* from, i
   }
 }
 
-// The inverse transform of one slice of channels: a warp takes 32 units of one channel at a time, leaves their outputs
-// in the memory that only it reads, as rows of 32, and stores them row by row.
+// Inverse transform of one slice of channels. A warp takes 32 units of one channel at a time, stages their outputs as
+// rows of 32 in memory that only it reads, and stores them row by row.
 template <class Tile, class Params>
 __device__ __forceinline__ void write_slice(float* exchange, const Params& p, const FusedStore<Tile>& store,
                                             int first) {
@@ -390,7 +389,7 @@ __device__ __forceinline__ void write_slice(float* exchange, const Params& p, co
   using W = typename Tile::W;
   constexpr int kPointStep = Tile::kSliceK * Tile::kUnits, kJobs = Tile::kSliceK * (Tile::kUnits / 32);
   constexpr int kJobRows = 32 / Tile::kUnitsW * H::kM;
-  // The point 1 of both axes enters every output of a unit with factor 1: so does a bias that is added to it.
+  // The point 1 of both axes has factor 1 in every output of a unit: a bias added to it reaches all of them.
   constexpr int kOnes = 1;
   const int lane = fresh_thread() % 32;
 #pragma unroll 1
@@ -457,7 +456,7 @@ __device__ __forceinline__ void winograd_fused(const Params& p) {
   transform_chunk<Tile>(shared + Tile::kV, shared);
   __syncthreads();
 
-  int own = start.point * Tile::kPitchV + start.unit;  // this thread's place in the buffer of this step's v
+  int own = start.point * Tile::kPitchV + start.unit;  // this thread's offset in the buffer of this step's v
 #pragma unroll 1
   for (int k_left = block.k_tiles; k_left > 0; k_left--) {
     PointSums<Tile> sums;
@@ -473,7 +472,7 @@ __device__ __forceinline__ void winograd_fused(const Params& p) {
       float* const next = shared + (own >= Tile::kBuffer ? 0 : Tile::kBuffer);
       transform_chunk<Tile>(next + Tile::kV, next);
       patch.load(p);
-#pragma unroll 1  // unrolled, the turns would overlap and need more registers than there are
+#pragma unroll 1  // unrolled, the iterations would overlap and exceed the registers
       for (int c = 0; c < Tile::kChunk; c++)
         sums.multiply_add(shared + own + c * Tile::kPoints * Tile::kPitchV, weights);
       patch.store(shared + (own >= Tile::kBuffer ? Tile::kBuffer : 0) + Tile::kV);

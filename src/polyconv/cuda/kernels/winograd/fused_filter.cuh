@@ -1,8 +1,6 @@
-// The weights as winograd/fused.cuh reads them: transformed along both axes, filled up with zeros to whole tiles of written
-// channels and whole chunks of source channels,
+// Filter transform for winograd/fused.cuh, along both axes, zero-padded to whole tiles of written channels and whole
+// chunks of source channels. The layout makes a warp's loads consecutive:
 //   [group][k tile][channel][warp][its points][quad][lanes that own a point][lane of k][4]
-// so that what a warp loads is consecutive.
-//
 // Grid: x = k tile, y = channel, z = group. Block: one thread per k of a tile.
 #pragma once
 
@@ -10,7 +8,7 @@
 
 namespace polyconv {
 
-// Taps of one axis: kernel element tap_first + t * tap_stride for t < taps, zero for the others.
+// Taps of one axis: kernel element tap_first + t * tap_stride for t < taps, zero for others.
 struct FusedTaps {
   int taps, tap_first, tap_stride;
 };
@@ -23,7 +21,7 @@ struct FusedFilterParams {
   FusedTaps h, w_taps;
 };
 
-// One weight of a filter k of a group, and zero beyond its filters, channels and taps.
+// One weight of a filter k of a group, zero beyond its filters, channels and taps.
 __device__ __forceinline__ float fused_weight(const FusedFilterParams& p, int group, int k, int c, int i, int j) {
   if (k >= p.outputs || c >= p.channels || i >= p.h.taps || j >= p.w_taps.taps) return 0.f;
   const float* from = p.w + i64(group) * p.w_group + k * p.w_output + c * p.w_channel;
@@ -54,7 +52,7 @@ __device__ __forceinline__ void winograd_fused_filter(const FusedFilterParams& p
 #pragma unroll
     for (int i = 0; i < H::kPoints; i++) {
       const int point = i * W::kPoints + j;
-      const int lane = point / kEach, each = point % kEach;  // which lanes of all warps, which of their points
+      const int lane = point / kEach, each = point % kEach;  // lanes across all warps, point within a lane
       to[(lane / kLanesPoint * kEach + each) * (kLanesPoint * kK) + lane % kLanesPoint * (kLanesK * 4)] = points[i];
     }
   }

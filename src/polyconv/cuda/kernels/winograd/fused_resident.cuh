@@ -1,12 +1,12 @@
-// The fused kernel for few channels: the transformed source of all of them stays in shared memory.
+// Fused Winograd kernel for few channels: the transformed source of all channels stays in shared memory.
 //
-// A block transforms its patch once, whatever the number of written channels, and then goes through the tiles of kK of
-// them without a barrier until the sums of a tile meet. A warp owns all points along H of one point along W, for half
-// of the tile's channels and all 32 units, so that the inverse transform along H takes place in registers and only
-// H::kM instead of H::kPoints words per unit and point along W have to meet.
+// A block transforms its patch once, whatever the number of written channels, and then loops over tiles of kK of them
+// without a barrier until the sums of a tile are exchanged. A warp owns all points along H of one point along W, for
+// half of the tile's channels and all 32 units. So the inverse transform along H is done in registers, and only H::kM
+// instead of H::kPoints words per unit and point along W are exchanged.
 //
 // Shared memory:   v[channel][point][unit]   meeting[h][point along W][k of a slice][unit]
-// The patch is staged where the sums meet later, kChunk channels at a time. Grid as in winograd/fused.cuh.
+// The patch is staged in the exchange memory (`meeting`), kChunk channels at a time. Grid as in winograd/fused.cuh.
 #pragma once
 
 #include "winograd/fused.cuh"
@@ -17,13 +17,13 @@ template <class H_, class W_, int kColumns_, int kChannels_>
 struct ResidentTile {
   using H = H_;
   using W = W_;
-  static constexpr int kChannels = kChannels_;                                            // the most that fit
-  static constexpr int kLanesK = 4, kLanesU = 8, kThreadK = 4, kThreadU = 4, kParts = 2;  // parts of k, a warp has one
+  static constexpr int kChannels = kChannels_;                                            // most that fit
+  static constexpr int kLanesK = 4, kLanesU = 8, kThreadK = 4, kThreadU = 4, kParts = 2;  // parts of k, one per warp
   static constexpr int kPoints = H::kPoints * W::kPoints;
   static constexpr int kWarps = kParts * W::kPoints, kThreads = 32 * kWarps;
   static constexpr int kPartK = kLanesK * kThreadK, kK = kParts * kPartK, kUnits = kLanesU * kThreadU;
   static constexpr int kColumns = kColumns_, kUnitsW = kColumns / W::kM, kUnitsH = kUnits / kUnitsW;
-  static constexpr int kPieces = kUnitsH * (kColumns / 32);  // that a warp stores at a time: 32 columns of a row
+  static constexpr int kPieces = kUnitsH * (kColumns / 32);  // rows of 32 columns that a warp stores at a time
   static constexpr int kRows = kUnitsH * H::kM;              // of outputs
   static constexpr int kPatchRows = kRows + H::kLongest - 1;
   static constexpr int kPatchPitch = (kColumns + W::kLongest - 1 + 3) / 4 * 4;
@@ -31,18 +31,18 @@ struct ResidentTile {
   static constexpr int kChunk = kChannels / 2;
   static constexpr int kPitchV = kUnits;
   static constexpr int kV = kPoints * kPitchV;      // of one channel
-  static constexpr int kSliceK = kParts * kLanesK;  // channels of a slice: one of each lane's
+  static constexpr int kSliceK = kParts * kLanesK;  // channels of a slice: one per lane
   static constexpr int kSlice = kSliceK * kUnits;   // of one point along W and one row
   static constexpr int kMeeting = H::kM * W::kPoints * kSlice;
   static constexpr int kTogether = 4;    // blocks that begin with the same tile of channels
-  static constexpr bool kSwaps = false;  // whether sums meet with the halves of every second row swapped
+  static constexpr bool kSwaps = false;  // whether sums are exchanged with the halves of every second row swapped
   static_assert(kUnits == 32, "a lane of the inverse transform has one unit");
   static_assert(kChunk * kPatch <= kMeeting, "the patch is staged where the sums meet");
   static_assert(kWarps % H::kM == 0, "a warp writes one row of every unit");
   static_assert(W::kM == 4 && W::kPoints >= kPieces, "a warp's rows of outputs fit where its points were");
 };
 
-// The same number, of unknown origin to the compiler: constants that are added to it become offsets of the accesses.
+// Returns the number with its origin hidden from the compiler: constants added to it become offsets of the accesses.
 __device__ __forceinline__ int opaque_index(int value) {
   asm volatile("" : "+r"(value));
   return value;
@@ -59,13 +59,13 @@ struct ResidentPlace {
     k = warp % Tile::kParts * Tile::kPartK + lane / Tile::kLanesU * Tile::kThreadK;
     unit = lane % Tile::kLanesU * Tile::kThreadU;
   }
-  // Where the sums of this thread meet the others'.
+  // Address of this thread's sums in the exchange memory.
   __device__ __forceinline__ float* meets(float* meeting) const {
     return meeting + point * Tile::kSlice + k / Tile::kThreadK * Tile::kUnits + unit;
   }
 };
 
-// The source, transformed, of all channels that the multiplications will go through.
+// Loads and transforms the source, all channels.
 template <class Tile>
 __device__ __forceinline__ void transform_all(const FusedParams& p, const FusedBlock<Tile>& block, float* v,
                                               float* patches) {
@@ -84,14 +84,14 @@ __device__ __forceinline__ void transform_all(const FusedParams& p, const FusedB
   }
 }
 
-// One lane's share of the inverse transform along W and of the stores: one row of every unit, of several channels.
+// A lane's share of the inverse transform along W and of the stores: one row of every unit, of several channels.
 template <class Tile>
 struct ResidentStore {
   static constexpr int kAcross = Tile::kColumns / 32;
   static constexpr int kStep = Tile::kWarps / Tile::H::kM, kEach = (Tile::kSliceK + kStep - 1) / kStep;
   float* corner;  // column number `lane` of the warp's first row, the warp's first channel of a slice
-  u32 inside;     // bit i: of piece number i, this lane's column lies in the image
-  bool wide;  // all of the warp's do, and pairs of columns may be stored at a time: then `corner` is column 2 * lane
+  u32 inside;     // bit i: in piece number i, this lane's column is in the image
+  bool wide;      // all of the warp's are, and pairs of columns may be stored: then `corner` is column 2 * lane
 
   __device__ __forceinline__ ResidentStore(const FusedParams& p, const FusedBlock<Tile>& block) : inside(0) {
     const int lane = threadIdx.x % 32, h = threadIdx.x / 32 % Tile::H::kM, k = threadIdx.x / 32 / Tile::H::kM;
@@ -109,9 +109,8 @@ struct ResidentStore {
     if (wide) corner += lane;
   }
 
-  // One slice of a tile of channels, of which `k_left` exist from this warp's first on. All channels of a warp take
-  // each step together, so that the latencies of shared memory are met once. `undo` is given the outputs of a unit of
-  // channel number n: what is left to do with them.
+  // One slice of a tile of channels, `k_left` from this warp's first on. All channels of a warp take each step
+  // together, to pay the latency of shared memory once. `undo` post-processes the outputs of a unit.
   template <class Undo, class Params>
   __device__ __forceinline__ void write(const Params& p, float* meeting, int k_left, Undo undo) const {
     using H = typename Tile::H;
@@ -160,7 +159,7 @@ struct ResidentStore {
         float* at = to;
         float2 residual[Tile::kUnitsH];
         if constexpr (EpilogueOf<Params>::kExists) {
-          // Before the first store, so that the loads need not wait for one another.
+          // Before the first store, so that the loads overlap.
           const float* from = add_bytes(at, p.residual_bytes());
 #pragma unroll
           for (int row = 0; row < Tile::kUnitsH; row++, from = add_bytes(from, p.down_bytes))
@@ -207,14 +206,14 @@ template <class Tile, class Params>
 __device__ __forceinline__ void winograd_fused_resident(const Params& p) {
   using H = typename Tile::H;
   using W = typename Tile::W;
-  constexpr int kOnes = 1;  // the point 1 enters every output with factor 1: so does a bias that is added there
+  constexpr int kOnes = 1;  // the point 1 has factor 1 in every output: a bias added there reaches all of them
   extern __shared__ __align__(16) float shared[];
   float* const meeting = shared + Tile::kChannels * Tile::kV;
   const FusedBlock<Tile> block(p, blockIdx.x, blockIdx.y);
   if (block.is_outside(p)) return;
 
-  // Blocks begin with different tiles of channels, so that at any time all weights are in use and stay in the L2 cache,
-  // whatever is written meanwhile. Neighbours begin with the same one: what they write lies side by side.
+  // Blocks begin with different tiles of channels, so that all weights are in use at any time and stay in L2, whatever
+  // is written meanwhile. Neighbours begin with the same tile: their outputs are close in memory.
   const u32 turn = blockIdx.x / Tile::kTogether % p.k_tiles_each;
   int k_tile = turn < u32(block.k_tiles) ? turn : 0;
   const ResidentPlace<Tile> start(threadIdx.x);
@@ -234,11 +233,11 @@ __device__ __forceinline__ void winograd_fused_resident(const Params& p) {
 #pragma unroll 1
   for (int tiles = block.k_tiles; tiles > 0; tiles--) {
     const int k_left = p.outputs - (block.first_k_tile + k_tile) * Tile::kK;
-    const bool last = ++k_tile == block.k_tiles;  // the first one follows
+    const bool last = ++k_tile == block.k_tiles;  // the first tile follows
     float bias[Tile::kThreadK];
     {
       const ResidentPlace<Tile> place(fresh_thread());
-      const i64 behind = (fresh_block_y() + 1) * i64(p.outputs);  // the group's channels
+      const i64 behind = (fresh_block_y() + 1) * i64(p.outputs);  // end of the group's channels
 #pragma unroll
       for (int i = 0; i < Tile::kThreadK; i++)
         bias[i] = p.bias && place.point == kOnes && place.k + i < k_left ? p.bias[behind - k_left + place.k + i] : 0.f;

@@ -1,7 +1,7 @@
-// The weights of the nonfused pipeline (winograd/nonfused_layout.cuh), transformed along both axes, in the order in which winograd_nonfused_gemm
-// reads them: U[point of H][group][k tile][chunk][point of W][8 channels][k of the tile]. Chunks of 8 channels come
-// segment by segment; if segments are nested, first all of U0 + U1, then U0 and U1 of each chunk in turn. Channels and
-// k are filled up with zeros.
+// Filter transform of the nonfused pipeline (winograd/nonfused_layout.cuh), along both axes, in the order of
+// winograd/nonfused_gemm.cuh: U[point of H][group][k tile][chunk][point of W][8 channels][k of the tile]. Chunks of 8
+// channels come segment by segment; if segments are nested, first all of U0 + U1, then U0 and U1 of each chunk in turn.
+// Channels and k are zero-padded.
 //
 // A thread transforms the taps of one (k, channel); lanes are neighbours in k, so every store is coalesced.
 // Grid: x = (group * k tiles + k tile) * channels / 8 + chunk. Block: 32 lanes x 8 channels.
@@ -23,16 +23,16 @@ struct NonfusedFilterParams {
   int w_row, w_column;
   int channels;                  // of the source, per group
   int channels_all;              // times classes and segments
-  int chunks;                    // of 8 of these, the last filled up
+  int chunks;                    // of 8 of these, zero-padded
   int outputs, k_tile, k_tiles;  // written channels of a group, of a tile; tiles
-  int groups, segments;          // along W
+  int groups, segments;          // segments along W
   FastDivisor source_channels, classes_w;
   TapPart tap_part_h[kMaxParts], tap_class_w[kMaxParts];
 };
 
 template <class H, class W>
 struct WeightTransform {
-  // The taps of one segment along W, transformed along H.
+  // Taps of one segment along W, transformed along H.
   static __device__ __forceinline__ void along_h(const NonfusedFilterParams& p, const float* w, const TapPart& h,
                                                  const TapPart& class_w, int segment,
                                                  float (&t)[H::kPoints][W::kLongest]) {
@@ -68,7 +68,7 @@ __device__ __forceinline__ void winograd_nonfused_filter(const NonfusedFilterPar
   const int by_class = p.source_channels.quotient(channel), part_h = p.classes_w.quotient(by_class);
   const TapPart& h = p.tap_part_h[min(part_h, kMaxParts - 1)];
   const TapPart& w = p.tap_class_w[by_class - part_h * p.classes_w.divisor];
-  const int next_w = kChannelChunk * p.k_tile;  // from point to point of W
+  const int next_w = kChannelChunk * p.k_tile;  // between points of W
   const i64 plane = i64(W::kPoints) * next_w;   // one chunk
   const i64 slice = i64(p.chunks) * (W::kTiles == 2 ? 3 : p.segments) * plane;
   const i64 next_point = i64(p.groups) * p.k_tiles * slice;

@@ -1,17 +1,16 @@
-// The heart of the nonfused pipeline (winograd/nonfused_layout.cuh): for each point of H a matrix product over channels,
+// GEMM of the nonfused pipeline (winograd/nonfused_layout.cuh): for each point of H a matrix product over channels,
 //   Y[k, u] = A^T sum over channels c of  U[k, c] * (B^T X[c, u])        (elementwise over the points of W)
-// with the transform along W fused into the load of X and the transform back into the epilogue.
+// with the transform along W fused into the load of X and its inverse into the epilogue.
 //
-// One warp per point of W; a warp owns kK x kU accumulators, 8 x 8 per thread. Blocks are persistent and walk over tiles
-// (point of H, group, columns, k tile), the point of H slowest, so that its slice of U stays in L2.
-// Segments of the taps are further chunks of channels whose columns lie `next` further on. Nested segments (F(2,2),
-// algebra/segments.py) compute two neighbouring tiles of outputs at once, in two sets of accumulators:
-//   P = (U0 + U1) V1 into the first set; copy it to the second; then U0 (V0 - V1) on the first, U1 (V2 - V1) on the second.
+// One warp per point of W, with kK x kU accumulators, 8 x 8 per thread. Blocks are persistent and loop over tiles
+// (point of H, group, columns, k tile), the point of H slowest, so that its slice of U stays in L2. Segments of taps
+// are further chunks of channels whose columns are `next` further. Nested segments (F(2,2), algebra/segments.py)
+// compute two neighbouring tiles of outputs at once, in two sets of accumulators: P = (U0 + U1) V1 into the first set;
+// copy it to the second; then U0 (V0 - V1) to the first, U1 (V2 - V1) to the second.
 //
-// The reduction runs in chunks of 8 channels. While a chunk is multiplied, the next one, loaded into registers a chunk
-// ago, goes into the other buffers: weights as they are, into the warp's own, columns through the transform; and the
-// loads of the one after it are issued. One barrier per chunk; after the last chunk of a tile comes the first of the
-// next tile.
+// The reduction runs in chunks of 8 channels. While a chunk is multiplied, the next one, in registers since the last
+// chunk, goes to the other buffers (weights to the warp's own, columns through the transform), and the loads of the one
+// after it are issued. One barrier per chunk. The first chunk of the next tile follows the last of a tile.
 // Shared memory:  v[2][8][kPoints][kU]   u[2][kPoints][8][kK]   exchange[kPoints][rows of a part][kU]
 #pragma once
 
@@ -26,13 +25,13 @@ struct NonfusedGemmParams {
   int tiles;
   FastDivisor k_tiles, column_tiles;  // tile = (hg * column tiles + column tile) * k tiles + k tile, hg = point, group
   FastDivisor row_columns;
-  int columns, columns_filled;  // of the slab
-  int row_stride;               // elements of X from row to row, from group to group, from channel to channel
+  int columns, columns_filled;  // columns of the slab; padded to whole tiles
+  int row_stride;               // elements of X between rows, groups, channels
   int group_stride, channel_stride;
-  int part_stride, next;  // from part to part, from unit to unit
+  int part_stride, next;  // elements of X between parts; to the next unit
   int chunks, segments;
   int outputs;  // written channels of a group
-  int zero;     // 0
+  int zero;     // 0, unknown to the compiler
 };
 
 template <class W, int kK_>
@@ -44,15 +43,15 @@ struct NonfusedGemm {
   static constexpr int kThreads = 32 * kPoints;
   static constexpr int kK = kK_, kLanesK = kK / 8, kLanesU = 32 / kLanesK, kU = 8 * kLanesU;
   static_assert(kChannelChunk == 8, "a chunk is multiplied in two halves of four channels");
-  static constexpr int kChunkV = kChannelChunk * kPoints * kU, kChunkU = kChannelChunk * kK;  // the latter of one warp
+  static constexpr int kChunkV = kChannelChunk * kPoints * kU, kChunkU = kChannelChunk * kK;  // the latter per warp
   static constexpr int kWeightVectors = kChunkU / 128;                                        // float4 per lane
-  // Columns are transformed by the warp, 32 at a time: `kTasks` per warp and chunk, some of the last ones idle.
+  // A warp transforms 32 columns at a time: kTasks per warp and chunk, some of the last ones idle.
   static constexpr int kStrips = kU / 32, kTaskCount = kChannelChunk * kStrips;
   static constexpr int kTasks = (kTaskCount + kPoints - 1) / kPoints;
   static constexpr int kOwnStrips = kStrips == 4 && kPoints % 4 ? 2 : 1;  // different strips that a warp works on
   static_assert(kPoints % 2 == 0, "the strips of a warp repeat");
   static constexpr int kInputs = (kPoints + kVector - 1) / kVector;  // vectors of one tile
-  // The exchange of accumulators goes in parts of kPartRows rows per thread.
+  // Accumulators are exchanged in parts of kPartRows rows per thread.
   static constexpr int kPartRows = kU == 128 || kPoints < 8 ? 2 : 4;
   static constexpr int kExchangeRows = kLanesK * kPartRows;
   static constexpr int kExchange = kPoints * kExchangeRows * kU;
@@ -62,11 +61,11 @@ struct NonfusedGemm {
     float sum[kSets][8][8];
   };
 
-  // A thread's places in the two V buffers and in the two U buffers of its warp.
+  // A thread's addresses in the two V buffers and in the two U buffers of its warp.
   struct Buffers {
     float *v, *write_u;
     const float *read_v, *read_u;
-    int parity = 0;  // which ones are read
+    int parity = 0;  // the buffers that are read
 
     __device__ __forceinline__ explicit Buffers(float* shared) {
       const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -76,7 +75,7 @@ struct NonfusedGemm {
     }
   };
 
-  // This lane's weights, on their way from memory into the warp's shared memory, two chunks ahead.
+  // This lane's weights, two chunks ahead, between global memory and the warp's shared memory.
   struct Weights {
     int tile, chunks_left;
     const float* from;
@@ -101,10 +100,10 @@ struct NonfusedGemm {
     __device__ __forceinline__ void store(float* to, int number) { store4(to + number * 128, u[number]); }
   };
 
-  // This lane's columns of the next chunk, on their way from memory through the transform into the other V buffer.
+  // This lane's columns of the next chunk, between global memory and the other V buffer (transformed).
   struct Columns {
     int tile, chunks_left, channels_left;
-    int kind, loaded_kind;  // 0 a tile as it is, 1 V0 - V1, 2 V2 - V1
+    int kind, loaded_kind;  // 0: a tile itself, 1: V0 - V1, 2: V2 - V1
     u32 at[kOwnStrips];
     float v[kTasks][kInputs + kNested][kVector];
 
@@ -115,7 +114,7 @@ struct NonfusedGemm {
 #pragma unroll
       for (int i = 0; i < kOwnStrips; i++) {
         const u32 strip = (warp + i * kPoints) % kStrips;
-        // Columns past the end repeat the last one: they are not written.
+        // Columns past the end repeat the last one and are not written.
         const u32 n = min(column_tile * kU + strip * 32 + lane, u32(p.columns - 1));
         const u32 row = p.row_columns.quotient(n), column = n - row * p.row_columns.divisor;
         at[i] = row * p.row_stride + hg * p.group_stride + column * kVector;
@@ -123,7 +122,7 @@ struct NonfusedGemm {
       chunks_left = chunks, channels_left = p.chunks, kind = 0;
     }
 
-    // To the next chunk; past the last tile, the last one once more, which nobody uses.
+    // Moves to the next chunk. Past the last tile that tile is loaded once more, unused.
     __device__ __forceinline__ void advance(const NonfusedGemmParams& p, int chunks) {
       loaded_kind = kind;
       if (--chunks_left == 0) {
@@ -153,7 +152,7 @@ struct NonfusedGemm {
       if (kTaskCount % kPoints && number == kTasks - 1 && task(number) >= kTaskCount) return;
       const float* from = p.x + (at[number % kOwnStrips] + u32(task(number) / kStrips) * p.channel_stride);
       if constexpr (kNested) {
-        // Vectors 1 and 2 are the middle tile; its neighbour to the left has 0 and 1, to the right 2 and 3.
+        // Vectors 1 and 2 are the middle tile; its left neighbour has 0 and 1, its right one 2 and 3.
         load_vector<kVector>(from + p.part_stride, v[number][0]);
         load_vector<kVector>(from + p.next, v[number][1]);
         static_assert(!kNested || kVector == 4, "one load instruction");
@@ -202,9 +201,9 @@ struct NonfusedGemm {
     }
   }
 
-  // Multiplies the chunk in one buffer into accumulator set kSet, and brings the next one into the other buffer. The
-  // cursors move on between the two halves: their branches keep the compiler from using what was loaded too early.
-  // Loads are spread out: a burst would fill the queues of L1, and the loads from shared memory wait behind it.
+  // Multiplies the chunk in one buffer into accumulator set kSet, and stores the next one to the other buffer. The
+  // cursors advance between the two halves: their branches keep the compiler from using loaded values too early. Loads
+  // are spread out: a burst would fill the queues of L1 and delay the loads from shared memory.
   template <int kSet>
   static __device__ __forceinline__ void multiply_chunk(Accumulators& c, Columns& columns, Weights& weights,
                                                         const NonfusedGemmParams& p, int chunks, Buffers& buffers) {
@@ -231,7 +230,7 @@ struct NonfusedGemm {
     __syncthreads();
   }
 
-  // The accumulators of one set meet in shared memory, go back along W, and out to Y.
+  // Exchanges the accumulators of one set through shared memory, applies the inverse along W, and stores to Y.
   template <int kSet>
   static __device__ __forceinline__ void write(const Accumulators& c, const NonfusedGemmParams& p, float* exchange,
                                                int tile) {
@@ -241,15 +240,15 @@ struct NonfusedGemm {
 #pragma unroll
     for (int part = 0; part < 8 / kPartRows; part++) {
       if (kSet > 0 || part > 0) __syncthreads();
-      // Rows of neighbouring lanes lie in the same banks if a row has 32 columns: swap their halves.
+      // With 32 columns per row, rows of neighbouring lanes are in the same banks: swap their halves.
       float* to = exchange + (warp * kExchangeRows + lane_k * kPartRows) * kU;
       const u32 swap = kU == 32 ? lane_k % 2 * 16 : 0;
 #pragma unroll
       for (int i = 0; i < kPartRows; i++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-          // Through an OR with a zero that the compiler does not know: a direct vector store would tie accumulators to
-          // neighbouring registers, and cost bank conflicts of the register file in the main loop.
+          // OR with a zero unknown to the compiler: a direct vector store would tie accumulators to neighbouring
+          // registers, and cost bank conflicts of the register file in the main loop.
           const float* sum = c.sum[kSet][part * kPartRows + i] + half * 4;
           store4(to + i * kU + ((lane_u * 4 + half * (kU / 2)) ^ swap),
                  make_float4(
@@ -268,7 +267,7 @@ struct NonfusedGemm {
 #pragma unroll
         for (int point = 0; point < kPoints; point++) points[point] = from[point * kExchangeRows * kU];
         W::output(points, out);
-        // Columns past the end are written, too: Y is filled up to whole tiles.
+        // Columns past the end are written, too: Y is padded to whole tiles.
         const u32 k = k_tile * kK + i / 4 * (kK / 2) + of_lane_k * 4 + i % 4, n = column_tile * kU + u;
         store_vector_if<kVector>(
             k < p.outputs, p.y + ((i64(hg) * p.outputs + k) * kParts + kSet) * p.columns_filled * kVector + n * kVector,

@@ -1,9 +1,9 @@
-// The source, transformed along H, in the layout of winograd/nonfused_layout.cuh. Bound by memory bandwidth.
+// Input transform along H of the nonfused pipeline, in the layout of winograd/nonfused_layout.cuh. Bound by memory
+// bandwidth.
 //
-// A thread makes one position: it reads H::kPoints rows of it and writes H::kPoints elements. Neighbouring threads write
-// neighbouring elements; what they read lies in short runs, interleaved, if the convolution is dilated or units are
-// wider than a vector, and the rest of a sector is soon asked for by another warp. Tiles of rows overlap: they
-// follow one another, so that the second reading comes from L2.
+// A thread computes one position: it reads H::kPoints rows of it and writes H::kPoints elements. Neighbouring threads
+// write neighbours. With a dilation, or units wider than a vector, they read short interleaved runs; other warps soon
+// use the rest of a sector. Overlapping tiles of rows are consecutive, so that the second read hits L2.
 // Grid: x covers all (group, channel, row, vector, element) of the slab.
 #pragma once
 
@@ -16,17 +16,17 @@ struct NonfusedInputParams {
   float* x;
   i64 source_batch, source_channel;
   int source_row, source_column;
-  int first_row;                // of the slab
+  int first_row;                // first row of tiles of the slab
   u32 items;                    // elements of one point of H in the slab
-  FastDivisor vectors, pitch;   // of a channel; of a part of it
-  FastDivisor rows;             // of the slab
-  int channels;                 // of a row: groups * filled-up channels
-  FastDivisor channels_filled;  // of a group
+  FastDivisor vectors, pitch;   // vectors of a channel; of a part of it
+  FastDivisor rows;             // rows of tiles of the slab
+  int channels;                 // channels of a row: groups * padded channels
+  FastDivisor channels_filled;  // padded channels of a group
   FastDivisor source_channels, classes_w;
-  int channels_all;  // of a group, not filled up
+  int channels_all;  // channels of a group without padding
   FastDivisor tiles, dilation_h, dilation_w;
   int read_step_h, read_step_w;
-  int outputs_w;  // of a unit
+  int outputs_w;  // outputs of a unit along W
   SourcePart part_h[kMaxParts], class_w[kMaxParts];
 };
 

@@ -1,10 +1,10 @@
-// The last step of the nonfused pipeline (winograd/nonfused_layout.cuh): back along H, plus bias, to where the result belongs.
-// Bound by memory bandwidth.
+// Last step of the nonfused pipeline (winograd/nonfused_layout.cuh): inverse along H, plus bias. Bound by memory
+// bandwidth.
 //
-// A block makes whole stretches of positions for some written channels: vectors come in column by column, phase beside
-// phase, and meet in shared memory, from where H::kM dense rows per channel go out.
-// Grid: x = ((group * blocks of channels + block) * rows + row) * stretches + stretch, so that blocks that run at the same
-// time read and write neighbouring memory. Shared: lines * kM * stretch.
+// A block computes whole stretches of positions for some written channels: vectors come in column by column, phase
+// beside phase, and are rearranged in shared memory to H::kM dense rows per channel.
+// Grid: x = ((group * blocks of channels + block) * rows + row) * stretches + stretch, so that blocks that run at the
+// same time access neighbouring memory. Shared memory: lines * kM * stretch floats.
 #pragma once
 
 #include "common/epilogue.cuh"
@@ -18,23 +18,23 @@ struct NonfusedOutputParams {
   float* written;
   i64 written_batch, written_channel;
   int written_row, written_column;
-  int first_row;        // of the slab
+  int first_row;        // first row of tiles of the slab
   int outputs;          // written channels of a group
-  int lines;            // channels of a block
-  int stretch_columns;  // of a block
+  int lines;            // channels per block
+  int stretch_columns;  // columns per block
   FastDivisor line_blocks, stretches, rows;
   int groups;
-  FastDivisor vectors;  // of a stretch and channel
-  FastDivisor columns;  // of a stretch
-  int row_columns;      // of a row
-  int columns_filled;   // of Y
+  FastDivisor vectors;  // vectors of a stretch and channel
+  FastDivisor columns;  // columns of a stretch
+  int row_columns;      // columns of a row
+  int columns_filled;   // columns of Y, padded to whole tiles
   FastDivisor tiles, dilation_h, dilation_w;
-  int outputs_w;         // of a unit
+  int outputs_w;         // outputs of a unit along W
   int parts;             // vectors of a unit
   FastDivisor stretch;   // positions of a stretch
-  int count_h, count_w;  // positions
+  int count_h, count_w;  // output positions
   int written_first_h, written_step_h, written_first_w, written_step_w;
-  int vector;  // rows may be written by four
+  int vector;  // 1: rows are stored four elements at a time
 };
 
 template <class H, int kVector, class Params>

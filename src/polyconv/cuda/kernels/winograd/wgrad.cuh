@@ -1,21 +1,19 @@
-// The weight gradient in its own fast form: along both axes dW = G^T [(A dy) * (B^T x)], summed over all tiles.
+// Winograd weight gradient: along both axes dW = G^T [(A dy) * (B^T x)], summed over all tiles.
 //
 // For each product of the H algorithm (a point of a segment), each segment and each point of the W algorithm this is a
 // matrix product over the tiles, sums[k][c] = sum D[k][tile] V[c][tile]. A block owns one product of H, kTileK output
 // channels, kTileC source channels and a slice of the rows of tiles; a warp owns one point of W (or a part of its
-// channels, or every other tile). Everything from dy and x to the products happens here, in three stages that work on
-// successive chunks of kChunk tiles, so that one barrier per chunk suffices and nothing waits for memory:
+// channels, or every other tile). Three stages work on successive chunks of kChunk tiles, so that one barrier per chunk
+// suffices and memory latency is hidden:
 //   1. rows of dy and x are combined along H, lanes = positions along W (coalesced), into `staged`;
 //   2. each tile of `staged` is transformed along W, lanes = channels, into `operands`: the transposition is free;
 //   3. outer products: fragments of 16 bytes, 64 to 128 accumulators per thread.
-// Tiles of neighbouring phases of a dilated convolution are neighbours here (`interleave`), so that what a warp reads
-// is dense in memory.
-//
-// Accumulators are added to the block's own part of `partial` every `flush` chunks: rounding errors grow with the
-// longest sequence of additions, not with the number of tiles. Slices are added by winograd/wgrad_output.cuh.
+// Tiles of neighbouring phases of a dilated convolution are neighbours here (`interleave`), so that a warp's reads are
+// dense in memory. Accumulators are added to the block's part of `partial` every `flush` chunks: rounding errors grow
+// with the longest sequence of additions, not with the number of tiles. winograd/wgrad_output.cuh adds the slices.
 //
 // Grid: x = ((slice * groups + group) * channel tiles + channel tile) * products + product. All products of a slice run
-// at about the same time and share what they read in L2.
+// at about the same time and share their reads in L2.
 // Shared memory, two of each:  operands = D[point][tile][k], V[segment][point][tile][c];
 //                              staged = dy[k][4 * tile], x[c][4 * block], a block being 4 positions of one phase.
 #pragma once
@@ -24,9 +22,9 @@
 
 namespace polyconv {
 
-constexpr int kChunk = 8;             // tiles that are multiplied between two barriers
+constexpr int kChunk = 8;             // tiles multiplied between two barriers
 constexpr int kMaxInterleave = 3;     // phases along W that share a chunk; more would not fit into shared memory
-constexpr int kFirstFlush = 1 << 20;  // marks the first one
+constexpr int kFirstFlush = 1 << 20;  // marks the first flush
 constexpr int kMaxWarps = 16;
 constexpr int kMaxClasses = 8;  // residue classes of taps per axis
 
@@ -40,7 +38,7 @@ struct WinogradWgradParams {
   i64 x_next_channel, dy_next_channel;                       // bytes between channels of a warp
   i64 x_first_h[kMaxClasses], x_first_w[kMaxClasses];        // elements from x to position 0, by class of taps
   int read_first_h[kMaxClasses], read_first_w[kMaxClasses];  // rows and columns
-  int x_row, x_column, dy_row, dy_column;                    // elements from one lattice position to the next
+  int x_row, x_column, dy_row, dy_column;                    // elements between lattice positions
   int read_step_h, read_step_w;                              // rows and columns
   int height, width;                                         // of x, as far as any output reads it
   int count_h, count_w;                                      // outputs
@@ -53,8 +51,8 @@ struct WinogradWgradParams {
   FastDivisor classes, classes_w;  // of a channel; along W
 };
 
-// kTileK x kTileC channels per block, cut among kWarpsK x kWarpsC warps per point. The segments of W are cut among
-// kWarpsPass warps, and kSplit warps take every kSplit-th tile. A warp's lanes form kLanesK x (32 / kLanesK).
+// kTileK x kTileC channels per block, divided among kWarpsK x kWarpsC warps per point. kWarpsPass warps share the
+// segments of W, and kSplit warps take every kSplit-th tile. A warp's lanes form kLanesK x (32 / kLanesK).
 template <int kTileK_, int kTileC_, int kWarpsK_, int kWarpsC_, int kWarpsPass_, int kSplit_, int kLanesK_>
 struct WgradTile {
   static constexpr int kTileK = kTileK_, kTileC = kTileC_, kWarpsK = kWarpsK_, kWarpsC = kWarpsC_, kSplit = kSplit_;
@@ -70,7 +68,7 @@ struct WinogradWgradSizes {
   static_assert(W::kM == 4 && H::kTiles == 1 && W::kTiles == 1, "tiles of four along W; segments are not nested");
   static constexpr int kProducts = H::kPoints * H::kSegments;
   static constexpr int kPasses = W::kSegments;
-  // Rows of x that a product needs: 0, 2, 4, ... for the point 0, 1, 3, 5, ... for infinity, 1, 2, 3, ... for the others.
+  // Rows of x that a product needs: 0, 2, 4, ... for the point 0, 1, 3, 5, ... for infinity, 1, 2, 3, ... for others.
   static constexpr int kRowsX = H::kPoints > 2 ? H::kPoints - 2 : H::kPoints;
   static constexpr int kWarps = W::kPoints * Tile::kWarpsPerPoint, kThreads = 32 * kWarps;
   static constexpr int kSteps = kChunk / Tile::kSplit;
@@ -78,10 +76,11 @@ struct WinogradWgradSizes {
   static constexpr int kOperandD = W::kPoints * kChunk * Tile::kTileK;
   static constexpr int kOperandV = kPasses * W::kPoints * kChunk * Tile::kTileC;
   static constexpr int kOperands = kOperandD + kOperandV;
-  // Stage 1 by items: kItemsD channels of dy and kItemsX of x per warp; kItemsHead quads per thread at a row's begin.
+  // Stage 1 by items: kItemsD channels of dy and kItemsX of x per warp; kHeadBlocks blocks per channel at a row's
+  // start.
   static constexpr int kItemsD = (Tile::kTileK + kWarps - 1) / kWarps;
   static constexpr int kItemsX = (Tile::kTileC + kWarps - 1) / kWarps;
-  // Each item of stage 1 has its row of `staged`, even where the channels end before the warps do.
+  // Each item of stage 1 has its row of `staged`, even if there are fewer channels than warps.
   static constexpr int kStagedD = kItemsD * kWarps * kChunk * 4;
   static constexpr int kPitchX = 4 * ((kChunk + kBeyond * kMaxInterleave) | 1);
   static constexpr int kStaged = kStagedD + kItemsX * kWarps * kPitchX;
@@ -93,7 +92,7 @@ struct WinogradWgradSizes {
   static_assert(kThreads % Tile::kTileK == 0, "a thread transforms one channel of dy, whatever the tile");
 };
 
-// Row `point` of the matrix of a transform, found by applying it to unit vectors (constants, once compiled).
+// Row `point` of the matrix of a transform, computed from unit vectors (constants, once compiled).
 template <class Axis, int kInputs, bool kSpread>
 __device__ __forceinline__ void coefficients(int point, float* row) {
 #pragma unroll
@@ -111,7 +110,7 @@ __device__ __forceinline__ void coefficients(int point, float* row) {
   }
 }
 
-// What a block works on. Made anew wherever it is needed, from the special register: the accumulators need the room.
+// Work of a block. Decoded from the special register wherever it is needed: the accumulators need the registers.
 template <class Sizes, class Tile>
 struct WinogradWgradBlock {
   int product, slice, group, channel_tile, k_tile, c_tile;
@@ -135,7 +134,7 @@ struct WinogradWgradBlock {
   }
 };
 
-// A row of tiles, as all threads of a block see it. Lies in shared memory, one for each of two successive rows.
+// A row of tiles, the same for all threads of a block. In shared memory, one for each of two successive rows.
 struct WinogradWgradRow {
   const float *x, *dy;  // first row of the tiles, of the block's first channels
   int phase;            // first phase along W
@@ -144,17 +143,17 @@ struct WinogradWgradRow {
   int beyond;           // 1 after the block's last row
 };
 
-// What a block keeps in shared memory behind its buffers.
+// State of a block in shared memory, behind its buffers.
 struct WinogradWgradState {
   float of_dy[4], of_x[8];  // factors of the block's product along H
   WinogradWgradRow row[2];
-  int x_from, x_step;                         // first row of x that the product needs, and distance of the next
-  i64 x_next_row;                             // the same distance in bytes
+  int x_from, x_step;                         // first row of x that the product needs, and distance to the next
+  i64 x_next_row;                             // that distance in bytes
   int end_row;                                // of the block
   i64 dy_warp[kMaxWarps], x_warp[kMaxWarps];  // elements to the first channel of each warp
 };
 
-// Stages 1 and 2 of a block: walks over its chunks and leaves transformed operands in shared memory.
+// Stages 1 and 2 of a block: loops over its chunks and leaves transformed operands in shared memory.
 template <class H, class W, class Tile, bool kClassed>
 struct WinogradWgradLoader {
   using Sizes = WinogradWgradSizes<H, W, Tile>;
@@ -163,13 +162,13 @@ struct WinogradWgradLoader {
 
   const WinogradWgradParams& p;
   WinogradWgradState& state;
-  float* staged;  // where stage 1 writes
+  float* staged;  // target of stage 1
   u32 more;       // bit i: item i of dy, bit 16 + i: item i of x is not the last that has a channel
 
-  // The chunk that stage 1 works on.
+  // The chunk of stage 1.
   int row, tile;
   int x_place;                // this lane's position of x along W (with classes)
-  const float *x_at, *dy_at;  // there, of the channel in turn
+  const float *x_at, *dy_at;  // its address, of the current channel
   u32 mask;
   float dy_loaded[Sizes::kItemsD][kRowsD], x_loaded[Sizes::kItemsX][kRowsX];
 
@@ -275,7 +274,7 @@ struct WinogradWgradLoader {
     }
   }
 
-  // To the next chunk. A new row is there for all threads after the next barrier.
+  // Moves to the next chunk. All threads see a new row after the next barrier.
   __device__ __forceinline__ void advance() {
     tile += kChunk;
     if (tile >= p.tiles) {
@@ -336,7 +335,7 @@ struct WinogradWgradLoader {
     }
   }
 
-  // Stage 1 in batches of items, spread evenly and so that dy and x alternate where there are fewer items than batches.
+  // Stage 1 in batches of items, evenly distributed, dy and x alternating if there are fewer items than batches.
   static __device__ __forceinline__ constexpr int first_d(int batch) {
     return Sizes::kItemsD * batch / Sizes::kBatches;
   }
@@ -362,8 +361,8 @@ struct WinogradWgradLoader {
     }
   }
 
-  // Second half: the product of the H transform, into `staged`. The quads of a row of dy are permuted by channel, the
-  // rows of x have an odd number of quads: stage 2 reads both with its lanes in successive channels.
+  // Second half: the product of the H transform, into `staged`. The quads of a row of dy are permuted by channel, and
+  // rows of x have an odd number of quads, so that stage 2, with channels as lanes, reads both without bank conflicts.
   __device__ __forceinline__ void combine(int batch) const {
     const u32 thread = fresh_thread(), lane = thread % 32, warp = thread / 32;
     float of_dy[4], of_x[8];
@@ -398,7 +397,7 @@ struct WinogradWgradLoader {
     return sum;
   }
 
-  // Stage 2, one round: a tile of one channel per thread, dy in the first rounds and x after them.
+  // Stage 2, one round: a tile of one channel per thread, dy in the first rounds, then x.
   __device__ __forceinline__ void transform(int round, const float* from, float* operands, float& bias) const {
     const u32 thread = fresh_thread();
     if (round < Sizes::kRoundsD) {
@@ -464,7 +463,7 @@ struct WinogradWgradSums {
     }
   }
 
-  // Adds the sums to those of `partial`, or begins them.
+  // Adds the sums to those of `partial`, or starts them.
   __device__ __forceinline__ void flush(float* partial, bool begin) {
 #pragma unroll
     for (int s = 0; s < kPasses; s++)
@@ -482,8 +481,7 @@ struct WinogradWgradSums {
   }
 };
 
-// Keeps the compiler from moving loads far ahead, into spills. From sm_90 on the barrier itself takes registers, which
-// sixteen warps do not have.
+// Keeps the compiler from hoisting loads into spills. From sm_90 on the barrier takes registers, too many for 16 warps.
 template <int kWarps>
 __device__ __forceinline__ void keep_order() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -493,7 +491,7 @@ __device__ __forceinline__ void keep_order() {
 #endif
 }
 
-// The step of a chunk in which a round of transforms runs: spread evenly. On sm_90 eight points along H leave no
+// Step of a chunk in which a round of transforms runs: evenly distributed. On sm_90 eight points along H leave no
 // register for a round in the first step.
 template <class H>
 __device__ __forceinline__ constexpr int step_of(int round, int rounds, int steps) {
@@ -504,7 +502,7 @@ __device__ __forceinline__ constexpr int step_of(int round, int rounds, int step
 #endif
 }
 
-// A thread's channels inside the block's tile, and its point and share of the tiles.
+// A thread's channels within the block's tile, its point and its share of the tiles.
 template <class W, class Tile>
 struct WinogradWgradPlace {
   u32 point, split, k, c, segment;
@@ -520,7 +518,7 @@ struct WinogradWgradPlace {
   }
 };
 
-// Where a thread's sums lie.
+// Address of a thread's partial sums.
 template <class Sizes, class Tile, class W>
 __device__ __forceinline__ float* partial_of(const WinogradWgradParams& p) {
   const WinogradWgradBlock<Sizes, Tile> block(p);
@@ -545,8 +543,8 @@ __device__ __forceinline__ void winograd_wgrad(const WinogradWgradParams& p) {
     chunks = (block.end_row(p) - block.first_row(p)) * ((p.tiles + kChunk - 1) / kChunk);
   }
 
-  // The first chunk through stages 1 and 2, the second through stage 1. Chunks are counted backwards, and the parity of
-  // a chunk's number tells its buffers.
+  // Prologue: the first chunk through stages 1 and 2, the second through stage 1. Chunks are counted backwards, and the
+  // parity of a chunk's number selects its buffers.
   const int odd = chunks % 2;
   float bias = 0.f;
 #pragma unroll 1
@@ -584,7 +582,7 @@ __device__ __forceinline__ void winograd_wgrad(const WinogradWgradParams& p) {
     loader.aim_chunk();
 #pragma unroll
     for (int step = 0; step < Sizes::kSteps; step++) {
-      // Whatever waits for memory comes before the last products: behind them is nothing that could hide it.
+      // Consumers of loads come before the last products: nothing behind them could hide the latency.
       if (step > 0) keep_order<Sizes::kWarps>();
       if (step > 0) loader.combine(step - 1);
       if (step < Sizes::kBatches) loader.load(step);
@@ -605,7 +603,7 @@ __device__ __forceinline__ void winograd_wgrad(const WinogradWgradParams& p) {
 
   const WinogradWgradBlock<Sizes, Tile> block(p);
   if (p.bias_partial && block.product == (H::kPoints > 1 ? 1 : 0) && block.c_tile == 0) {
-    // The sum of dy is the product of the points 1 of both axes, where dy enters with factors 1.
+    // The sum of dy is the product of the points 1 of both axes, where dy has factor 1.
     shared[threadIdx.x] = bias;
     __syncthreads();
     const int channel = block.k_tile * Tile::kTileK + threadIdx.x;

@@ -1,9 +1,9 @@
-// What follows winograd/wgrad.cuh: the slices' partial sums are added, always in the same order, then transformed to taps.
+// Second stage of winograd/wgrad.cuh: adds the slices' partial sums in a fixed order, then transforms them to taps.
 //
-// winograd_wgrad_sum: one thread per four elements of `partial[slice]`. Slices are added in groups and the groups' sums
-// after them, so that no element goes through more than about 2 sqrt(slices) additions in sequence.
-// winograd_wgrad_output: one thread per pair of channels: G^T along W, then along H, and dw is written wherever its strides
-// and the classes of taps (of a strided convolution) want it. The bias gradient's partial sums are added here.
+// winograd_wgrad_sum: one thread per four elements of `partial[slice]`. Slices are added in groups, then the groups, so
+// that no element goes through more than about 2 sqrt(slices) sequential additions.
+// winograd_wgrad_output: one thread per pair of channels: G^T along W, then along H. Writes dw with its strides and
+// classes of taps (of a strided convolution), and adds the partial sums of the bias gradient.
 #pragma once
 
 #include "winograd/axis.cuh"
@@ -59,7 +59,7 @@ __device__ __forceinline__ void winograd_wgrad_sum(const WinogradWgradSumParams&
   store4(to, sum);
 }
 
-// Adds up the bias gradient's partial sums of one channel.
+// Sum of the bias gradient's partial sums of one channel.
 __device__ __forceinline__ float sum_of_bias(const WinogradWgradOutputParams& p, int channel) {
   const float* from = p.bias_partial + channel;
   float sum = 0.f;
@@ -97,7 +97,7 @@ __device__ __forceinline__ void winograd_wgrad_output(const WinogradWgradOutputP
                     i64(p.tap_first_w[class_w]) * p.dw_column;
   const int taps_h = p.taps_h[class_h], taps_w = p.taps_w[class_w];
 
-  // Segment by segment along both axes, so that the values of one pair of them fit into registers.
+  // Segment by segment along both axes, so that the values of one pair of segments fit into registers.
 #pragma unroll 1
   for (int segment_h = 0; segment_h < H::kSegments; segment_h++) {
 #pragma unroll 1

@@ -1,10 +1,10 @@
-// The largest finite magnitude of every image of a tensor and group of a convolution (or of every filter), in bits: what
-// the pipeline of winograd_fp16x3/layout.cuh scales by. Infinities and NaNs are passed over: they spread over their tile, and
-// everything else keeps its precision.
+// Largest finite magnitude (absmax, as bits) of every image and group of a tensor, or of every filter: the scales of
+// winograd_fp16x3/layout.cuh. Infinities and NaNs are skipped: they spread over their tile, and everything else keeps
+// its precision.
 //
-// Each block writes the maximum of its part; consumers take the largest of an image's, so that nothing has to be
-// cleared first and no order of blocks matters. A launch of its own has the grid x = part, y = slot (an image and a group,
-// or a filter); other kernels have blocks that find a part of what comes after them (winograd_fp16x3/gemm.cuh).
+// Each block writes the maximum of its part, and consumers reduce the parts of an image, so that nothing has to be
+// cleared first and the order of blocks does not matter. Grid of its own launch: x = part, y = slot (an image and a
+// group, or a filter). Trailing blocks of winograd_fp16x3/gemm.cuh compute parts for later slabs.
 #pragma once
 
 #include "common/common.cuh"
@@ -14,14 +14,14 @@ namespace polyconv {
 struct Fp16x3AbsmaxParams {
   const float* source;
   u32* largest;
-  i64 outer_stride, inner_stride;  // from slot to slot: slot = outer * inner slots + inner
-  i64 stride[3];                   // of the elements of a slot, the nearest neighbours first
+  i64 outer_stride, inner_stride;  // between slots: slot = outer * inner slots + inner
+  i64 stride[3];                   // of the elements of a slot, nearest neighbours first
   u32 elements;
-  FastDivisor inner_slots, extent[2];  // the first has all elements where the same stride leads to all of them
+  FastDivisor inner_slots, extent[2];  // extent[0] is all elements if one stride reaches them all
 };
 
-// The largest of so many elements of a slot, by a thread of each 256 neighbours: kLoads of them are asked for before the
-// first is looked at. Past the last element that is asked for once more.
+// Absmax of some elements of a slot, for a thread of 256 neighbours: kLoads loads are issued before the first use. Past
+// the end the last element is loaded again.
 template <bool kOneRun, int kLoads>
 __device__ __forceinline__ u32 largest_of(const Fp16x3AbsmaxParams& p, const float* from, u32 first, u32 end) {
   float values[kLoads];
@@ -45,8 +45,8 @@ __device__ __forceinline__ u32 largest_of(const Fp16x3AbsmaxParams& p, const flo
   return found;
 }
 
-// The largest of a thread's elements. Behind another kernel a block may be alone on its multiprocessor, so that it takes
-// many loads at a time to keep the memory busy; few for what is left, and for small images.
+// Absmax of a thread's elements. Behind another kernel a block may be alone on its multiprocessor and needs many loads
+// in flight to keep the memory busy; few for the remainder, and for small images.
 template <bool kOneRun>
 __device__ __forceinline__ u32 largest_of_all(const Fp16x3AbsmaxParams& p, const float* from, u32 first, u32 end) {
   constexpr int kMany = 16, kFew = 4;
@@ -59,8 +59,7 @@ __device__ __forceinline__ u32 largest_of_all(const Fp16x3AbsmaxParams& p, const
   return found;
 }
 
-// One part of so many of a slot, by a block of eight warps: neighbours in memory, so that blocks need not run at once to
-// read it in long runs.
+// One of `parts` parts of a slot, by a block of eight warps. A part is contiguous, so its reads are long runs.
 __device__ __forceinline__ void find_magnitude(const Fp16x3AbsmaxParams& p, u32 slot, u32 part, u32 parts,
                                                u32* of_warps) {
   const u32 outer = p.inner_slots.quotient(slot), inner = slot - outer * p.inner_slots.divisor;

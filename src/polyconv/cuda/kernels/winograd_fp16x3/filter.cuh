@@ -1,8 +1,9 @@
-// The weights of the pipeline of winograd_fp16x3/layout.cuh, transformed along W, scaled and split, in the order in which
-// winograd_fp16x3_gemm reads them. Channels and k are filled up with zeros.
+// Filter transform along W for winograd_fp16x3/layout.cuh: scaled, split and zero-padded, in the order of the GEMM's
+// reads.
 //
-// A thread makes one tap row of one k for a chunk of channels; lanes are neighbours in k, so every store is coalesced.
-// Grid: x = (group * k tiles + k tile) * chunks + chunk. Block: 32 k x 8 tap rows, which walks over all of them.
+// A thread computes one tap row of one k for a chunk of channels; lanes are neighbours in k, so every store is
+// coalesced.
+// Grid: x = (group * k tiles + k tile) * chunks + chunk. Block: 32 k x 8 tap rows, looping over all tap rows.
 #pragma once
 
 #include "winograd_fp16x3/layout.cuh"
@@ -17,10 +18,10 @@ struct Fp16x3Taps {
 struct Fp16x3FilterParams {
   const float* w;
   uint4* u;
-  const u32* largest;  // of every filter
+  const u32* largest;  // absmax of every filter
   i64 w_group, w_output, w_channel;
   int w_row, w_column;
-  int headroom;  // bits by which a transformed weight may exceed the largest one
+  int headroom;  // bits by which a transformed weight may exceed the absmax
   int channels_all, outputs, taps_h, shifts;
   FastDivisor chunks, k_tiles, source_channels, classes_w;
   Fp16x3Taps class_h[kTensorClasses], class_w[kTensorClasses];

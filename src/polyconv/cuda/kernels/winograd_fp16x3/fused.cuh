@@ -1,14 +1,14 @@
-// The fused kernel for few channels (winograd/fused_resident.cuh) on tensor cores, at the accuracy of FP32: the transformed source
-// of all channels stays in shared memory as two halves, the weights come split (winograd_fp16x3/fused_filter.cuh), and three
-// products of halves make one of floats, as winograd_fp16x3/layout.cuh says.
+// Fused Winograd kernel for few channels (winograd/fused_resident.cuh) on FP16 tensor cores, with FP32 accuracy: the
+// transformed source of all channels stays in shared memory as two halves, the weights come split
+// (winograd_fp16x3/fused_filter.cuh), and three FP16 products make one FP32 product (winograd_fp16x3/layout.cuh).
 //
-// A block knows its patch of the source before it transforms it, so the power of two that scales it is the block's own:
-// no pass over the source comes first. A warp owns all points along H of one point along W, for half of a tile's written
-// channels and all 32 units: rows of a matrix instruction are written channels, columns are units, its depth is a quad of
-// channels. From there on everything is as in winograd/fused_resident.cuh; a channel's scale is undone with its last outputs.
+// A block loads its whole patch before the transform, so its scale (a power of two) is its own, and no absmax launch is
+// needed. A warp owns all points along H of one point along W, for half of a tile's written channels and all 32 units:
+// rows of a matrix instruction are written channels, columns are units, its depth is a quad of channels. The rest is as
+// in winograd/fused_resident.cuh; a channel's scale is undone with its last outputs.
 //
 // Shared memory:   v[quad of channels][point][unit]   meeting[h][point along W][k of a slice][unit]
-// of quads: hi and lo of the first two channels, then of the other two. Grid as in winograd/fused.cuh.
+// with quads of hi and lo of the first two channels, then of the other two. Grid as in winograd/fused.cuh.
 #pragma once
 
 #include "winograd/fused_resident.cuh"
@@ -17,8 +17,8 @@
 namespace polyconv {
 
 struct Fp16x3FusedParams : FusedParams {
-  const u32* largest_filters;
-  int headroom_sources, headroom_filters;  // bits by which transformed values may exceed the largest one
+  const u32* largest_filters;              // absmax of every filter
+  int headroom_sources, headroom_filters;  // bits by which transformed values may exceed the absmax
 };
 
 template <class H, class W, int kColumns, int kChannels>
@@ -27,7 +27,7 @@ struct Fp16x3FusedTile : ResidentTile<H, W, kColumns, kChannels> {
   using Mma = Mma884;
   static constexpr bool kSwaps = true;
   static constexpr int kFragments = Base::kPartK / Mma::kRows;  // of a warp
-  // A flight: channels that the tensor cores sum by themselves, because they truncate. FP32 additions sum the flights.
+  // A flight: channels that the tensor cores sum, which truncate. FP32 additions sum the flights.
   static constexpr int kFlights = 2, kQuads = kChannels / kTensorChannels, kOfFlight = kQuads / kFlights;
   static constexpr int kNextQuad = Base::kPoints * Base::kUnits, kNextPoint = W::kPoints * Base::kUnits;  // of V
   static constexpr int kOfPoint = kQuads * Base::kPartK;                     // weights of a warp and a point along H
@@ -39,16 +39,16 @@ struct Fp16x3FusedTile : ResidentTile<H, W, kColumns, kChannels> {
   static_assert(Base::kWarps * 32 == H::kPoints / 2 * (Base::kChunk / 2) * Base::kUnits,
                 "a thread transforms two channels of a unit");
 
-  // Where the first quad of point (0, w) of written channel k of a tile lies among its weights. Sums of rows b0 + 2 b1 +
-  // 4 b2 of fragment m lie in lanes that b0 and b2 tell apart; b1 and m tell the slices apart. So that a slice has one of
-  // four neighbouring channels, that row is channel 4 (b0 + 2 b2) + 2 m + b1 of its part.
+  // Offset of the first quad of point (0, w) of written channel k of a tile among its weights. Sums of rows b0 + 2 b1 +
+  // 4 b2 of fragment m are in lanes selected by b0 and b2, and in slices selected by b1 and m. So that a slice has one
+  // of four neighbouring channels, that row is channel 4 (b0 + 2 b2) + 2 m + b1 of its part.
   static __device__ __forceinline__ int place_of_weight(int w, int k) {
     const int part = k / Base::kPartK, lanes = k % Base::kPartK / 4, slice = k % 4;
     return (w * Base::kParts + part) * kOfPoint + slice / 2 * Mma::kRows + lanes % 2 + slice % 2 * 2 + lanes / 2 * 4;
   }
 };
 
-// The largest finite magnitude of what a thread has loaded, in bits.
+// Absmax of the values that a thread has loaded, as bits.
 template <class Tile>
 __device__ __forceinline__ u32 largest_of(const PatchLoader<Tile>& patch) {
   u32 largest = 0;
@@ -62,7 +62,7 @@ __device__ __forceinline__ u32 largest_of(const PatchLoader<Tile>& patch) {
   return largest;
 }
 
-// The largest of what the threads of a block have found. `found` is free before and after the next barrier.
+// Absmax over the threads of a block. `found` is free before and after the next barrier.
 template <class Tile>
 __device__ __forceinline__ u32 largest_of_block(u32 largest, u32* found) {
 #pragma unroll
@@ -74,7 +74,7 @@ __device__ __forceinline__ u32 largest_of_block(u32 largest, u32* found) {
   return largest;
 }
 
-// One group of points of two channels of a unit: v is where their part of the unit's quad of point 0 lies.
+// One group of points of two channels of a unit. v: their part of the unit's quad of point 0.
 template <class Tile, int kGroup>
 __device__ __forceinline__ void transform_pair(const float* patch, u32* v) {
   using W = typename Tile::W;
@@ -96,7 +96,7 @@ __device__ __forceinline__ void transform_pair(const float* patch, u32* v) {
 }
 
 // Transforms and splits the patches of a chunk. A warp has a group of points, a quad of channels and half of the units;
-// lanes that neighbour have the two halves of a quad.
+// neighbouring lanes have the two halves of a quad.
 template <class Tile>
 __device__ __forceinline__ void split_chunk(const float* patches, uint4* v) {
   constexpr int kGroups = Tile::H::kPoints / 2, kQuads = Tile::kChunk / 4;
@@ -112,7 +112,7 @@ __device__ __forceinline__ void split_chunk(const float* patches, uint4* v) {
   if (group == 2) transform_pair<Tile, 2>(patch, to);
 }
 
-// The source, scaled, transformed and split, of all channels. Returns the exponent of its scale.
+// Loads, scales, transforms and splits the source, all channels. Returns the exponent of its scale.
 template <class Tile>
 __device__ __forceinline__ int split_all(const Fp16x3FusedParams& p, const FusedBlock<Tile>& block, uint4* v,
                                          float* patches) {
@@ -140,14 +140,14 @@ __device__ __forceinline__ int split_all(const Fp16x3FusedParams& p, const Fused
   return exponent;
 }
 
-// What undoes the scales of the channels that a warp writes. Lane 4 n + slice knows it of channel number n of a slice.
+// Factors that undo the scales of the channels that a warp writes. Lane 4 n + slice: channel number n of a slice.
 template <class Tile>
 struct Fp16x3FusedScales {
   u32 largest;
   float bias, factor, before;
   bool plain;  // one factor is enough for all of them
 
-  // The channels of a tile of which `k_left` exist; `behind` is the first one behind the group.
+  // The channels of a tile, of which `k_left` exist. `behind`: end of the group's channels.
   template <class Params>
   __device__ __forceinline__ Fp16x3FusedScales(const Params& p, int k_left, i64 behind) : largest(0), bias(0.f) {
     const int thread = fresh_thread(), lane = thread % 32, first = thread / 32 / Tile::H::kM;
@@ -158,7 +158,7 @@ struct Fp16x3FusedScales {
     }
   }
 
-  // With the exponent of the source's scale, once the sums are there.
+  // With the exponent of the source's scale, once the sums are complete.
   __device__ __forceinline__ void prepare(int exponent, int headroom) {
     const int both = -exponent - scale_exponent(largest, headroom), most = min(max(both, -126), 127);
     factor = power_of_two(most), before = power_of_two(both - most);
@@ -214,7 +214,7 @@ __device__ __forceinline__ void winograd_fp16x3_fused(const Params& p) {
 #pragma unroll 1
   for (int tiles = block.k_tiles; tiles > 0; tiles--) {
     const int k_left = p.outputs - (block.first_k_tile + k_tile) * Tile::kK;
-    const bool last = ++k_tile == block.k_tiles;  // the first one follows
+    const bool last = ++k_tile == block.k_tiles;  // the first tile follows
     Fp16x3FusedScales<Tile> scales(p, k_left, (fresh_block_y() + 1) * i64(p.outputs));
     float sum[H::kPoints][Tile::kFragments][Mma::kSums];
 #pragma unroll
@@ -232,7 +232,7 @@ __device__ __forceinline__ void winograd_fp16x3_fused(const Params& p) {
         for (int m = 0; m < Tile::kFragments; m++)
 #pragma unroll
           for (int i = 0; i < Mma::kSums; i++) recent[m][i] = 0.f;
-      // All small products come first: a sum is truncated as the sum of the large ones alone.
+      // All small products come first: a sum is then truncated as if it had the large ones alone.
 #pragma unroll
         for (int quad = 0; quad < Tile::kOfFlight; quad++)
 #pragma unroll
@@ -262,7 +262,7 @@ __device__ __forceinline__ void winograd_fp16x3_fused(const Params& p) {
     scales.prepare(exponent, p.headroom_filters);
     const int lane = fresh_thread() % 32;
     const ResidentPlace<Tile> place(fresh_thread());
-    // The rows of a lane, of a slice, with the halves of every second one swapped.
+    // A lane's rows of a slice, with the halves of every second one swapped.
     float* const row = meeting + place.point * Tile::kSlice +
                        (place.k / Tile::kPartK * 4 + lane % 2 + lane / 16 * 2) * Tile::kUnits +
                        (lane / 4 % 4 * 4 + (lane & 2));
@@ -288,7 +288,7 @@ __device__ __forceinline__ void winograd_fp16x3_fused(const Params& p) {
                   [&](int n, float (&y)[W::kM]) { scales.undo(n, slice, y); });
       store.corner += p.written_channel;
       __syncthreads();
-      // Those of the next tile, in registers that are free by now.
+      // Weights of the next tile, into registers that are free by now.
       if (slice >= Tile::kThreadK - Tile::kFlights) load_weights(0, slice - (Tile::kThreadK - Tile::kFlights));
     }
     store.corner += (Tile::kK - Tile::kThreadK) * p.written_channel;

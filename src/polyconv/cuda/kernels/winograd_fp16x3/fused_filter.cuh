@@ -1,7 +1,6 @@
-// The weights as winograd_fp16x3/fused.cuh reads them: transformed along both axes, scaled by a power of two of every filter, split
-// into two halves, and filled up with zeros to whole tiles of written channels and whole chunks of source channels:
-//   [group][k tile][point][part of k][quad of channels][fragment][row]   of quads.
-//
+// Filter transform for winograd_fp16x3/fused.cuh along both axes: scaled by a power of two per filter, split into two
+// halves, and zero-padded to whole tiles of written channels and whole chunks of source channels, as quads
+//   [group][k tile][point][part of k][quad of channels][fragment][row]
 // Grid: x = k tile, y = quad of channels, z = group. Block: one thread per k of a tile.
 #pragma once
 
@@ -11,8 +10,8 @@
 namespace polyconv {
 
 struct Fp16x3FusedFilterParams : FusedFilterParams {
-  const u32* largest;  // of every filter
-  int headroom;        // bits by which a transformed weight may exceed the largest one
+  const u32* largest;  // absmax of every filter
+  int headroom;        // bits by which a transformed weight may exceed the absmax
 };
 
 template <class Tile>

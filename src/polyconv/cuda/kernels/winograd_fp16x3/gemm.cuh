@@ -1,17 +1,15 @@
-// The heart of the pipeline of winograd_fp16x3/layout.cuh: for each point of W a matrix product over channels and taps on the
-// tensor cores, three products of halves for one of floats; transformed back along W and written, with bias.
+// GEMM of the pipeline of winograd_fp16x3/layout.cuh: for each point of W a matrix product over channels and taps on
+// tensor cores, three FP16 products for one FP32 product, followed by the inverse along W and the bias.
 //
-// A block has eight warps, a warp one point of one tile: 32 written channels x 64 units. Algorithms with fewer than eight
-// points have several tiles to a block. Nothing is shared between warps in the main loop, which is the one of the matrix
-// instruction: MainloopK4 or MainloopK16.
-//
-// Blocks behind those of the product find parts of the magnitudes of images that later slabs are made of: the tensor
-// cores bind the product, its last wave is seldom full, and it leaves most of the memory's bandwidth to others.
+// A block has eight warps, a warp one point of one tile: 32 written channels x 64 units. Algorithms with fewer than
+// eight points have several tiles per block. Warps share nothing in the main loop, MainloopK4 or MainloopK16 by
+// instruction. Trailing blocks compute parts of the absmax of images of later slabs: the tensor cores bound the GEMM,
+// its last wave is seldom full, and it leaves most of the memory bandwidth unused.
 //
 // Grid: x = (tiles of positions / tiles of a block) * k tiles + k tile, then parts; y = group of the convolution.
-// Shared: double buffers [warp][2][stage], in the epilogue [warp][rows of a fragment][64 units]; behind them, where
-// segments are nested, as much for the sums of the first tile, or all of them [warp][32 written channels][64 units],
-// where they are parked in the main loop.
+// Shared memory: double buffers [warp][2][stage]; in the epilogue [warp][rows of a fragment][64 units]. Behind them,
+// with nested segments, the same for the sums of the first tile, or all of them, [warp][32 written channels][64 units],
+// if the main loop parks them there.
 #pragma once
 
 #include "common/epilogue.cuh"
@@ -20,7 +18,7 @@
 
 namespace polyconv {
 
-// The points of two neighbouring units, `apart` floats from point to point, transformed back.
+// Inverse transform of two neighbouring units, with `apart` floats between points.
 template <class W>
 __device__ __forceinline__ void inverse_of_two(const float* at, int apart, float (&out)[2][W::kM]) {
   float points[2][W::kPoints];
@@ -48,8 +46,7 @@ __device__ __forceinline__ void winograd_fp16x3_gemm(const Params& p) {
     return;
   }
   const int stage = Steps::stage_quads(p);
-  // Of nested segments, where the sums of the first tile lie: all of them behind everything else, or those of a fragment
-  // behind the last tile's.
+  // With nested segments, sums of the first tile: all, behind everything else, or a fragment's, behind the last tile's.
   constexpr int kFirst = Steps::kParks ? Product::kParked : Product::kExchange;
   float* const first_tile =
       exchange + (Steps::kParks ? max(4 * 2 * stage, Product::kExchange) : Product::kExchange) * Product::kWarps;
@@ -58,7 +55,7 @@ __device__ __forceinline__ void winograd_fp16x3_gemm(const Params& p) {
   typename Product::Sums sum, other;
   {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, point = warp % kPoints;
-    // Past the last tile it is computed once more, and not stored.
+    // Past the end the last tile is computed once more, and not stored.
     const typename Product::Place place(p, min(tile_block * kTiles + warp / kPoints, u32(p.tiles) - 1));
     const uint4* from_v = p.v + (place.of_v * kTensorPasses<W> * p.chunks * kPoints + point) * p.positions +
                           i64(place.row_group) * p.rows * p.pitch + lane;
@@ -68,12 +65,12 @@ __device__ __forceinline__ void winograd_fp16x3_gemm(const Params& p) {
     Steps::sum_up(sum, other, p, stages + warp * 2 * stage, first_tile + warp * Product::kParked, from_v, from_u);
   }
 
-  // The written channels of a fragment at a time: the points meet in shared memory, go back along W, in place, and out in
-  // rows.
+  // One fragment of written channels at a time: points meet in shared memory, are inverted along W in place, and
+  // stored.
   const u32 thread = fresh_thread(), warp = thread / 32;
   constexpr int kStores = kTiles * kTensorUnits * W::kOutputs / Product::kThreads;  // of a thread and channel
-  // Each lane has the scales and the bias of one filter of the tile: a row asks its lane, not memory. Of several tiles,
-  // stores may belong to different images.
+  // Each lane holds the scales and the bias of one filter of the tile, and rows fetch them by shuffles. With several
+  // tiles, stores may belong to different images.
   constexpr int kScales = kTiles == 1 ? 1 : kStores;
   static_assert(kTensorK == 32, "a filter of the tile to a lane");
   const u32 first_filter = blockIdx.y * p.outputs + k_tile * kTensorK;
@@ -114,7 +111,7 @@ __device__ __forceinline__ void winograd_fp16x3_gemm(const Params& p) {
   }
 #pragma unroll
   for (int m = 0; m < Product::kFragments; m++) {
-    // Where the results of a fragment lie among parked sums, the next one's sums may come before they are stored.
+    // If the results of a fragment are among parked sums, the next fragment's sums may come before they are stored.
     if (m == 0 || !Steps::kParks) __syncthreads();
 #pragma unroll
     for (int n = 0; n < Product::kStrips; n++)

@@ -1,18 +1,18 @@
-// The source, transformed along W, scaled and split, in the layout of winograd_fp16x3/layout.cuh. Bound by memory bandwidth.
+// Input transform along W: scaled and split, in the layout of winograd_fp16x3/layout.cuh. Bound by memory bandwidth.
 //
-// A thread makes one column of one row for a chunk of channels, all passes and points. Neighbouring threads write
-// neighbouring quads; what they read lies in short runs, and the rest of a sector is soon asked for by a neighbour.
-// Grid: x = part * column groups + column group, where a part is as many (row, column) of a group of columns as a block
-// has threads; y = group * planes + plane; z = chunk. So blocks that run together read whole rows of the image, of which
-// neighbouring groups of columns share the ends.
+// A thread computes one column of one row for a chunk of channels, all passes and points. Neighbouring threads write
+// neighbouring quads and read short runs; neighbours soon use the rest of a sector.
+// Grid: x = part * column groups + column group, where a part is as many (row, column) of a column group as a block has
+// threads; y = group * planes + plane; z = chunk. So blocks that run together read whole rows of the image, of which
+// neighbouring column groups share the ends.
 #pragma once
 
 #include "winograd_fp16x3/layout.cuh"
 
 namespace polyconv {
 
-// Where the taps of one class begin to read, and the end of what any output needs of the image: what lies beyond is not
-// read, so that an infinity there cannot reach a tile that juts out.
+// First position that the taps of one class read, and the end of what any output needs of the image. Positions beyond
+// are not read, so that an infinity there cannot reach a tile that extends beyond the outputs.
 struct Fp16x3Source {
   int read_first, read_end;
 };
@@ -20,11 +20,11 @@ struct Fp16x3Source {
 struct Fp16x3InputParams {
   const float* source;
   uint4* v;
-  const u32* largest;  // parts of every image and group
+  const u32* largest;  // absmax parts of every image and group
   i64 source_batch, source_channel;
   int source_row, source_column;
-  int headroom;                // bits by which a transformed value may exceed the largest one
-  int first_plane, first_row;  // of the slab
+  int headroom;                // bits by which a transformed value may exceed the absmax
+  int first_plane, first_row;  // first plane and row of the slab
   u32 positions;               // rows * columns of a column group
   int groups, channels_all, chunks;
   FastDivisor pitch, phases, column_groups, phase_groups, planes, dilation_h;
@@ -51,8 +51,8 @@ __device__ __forceinline__ void winograd_fp16x3_input(const Fp16x3InputParams& p
   const int step_w = p.read_step_w * p.dilation_w;
   const int q_h = p.first_row + row;
 
-  // All channels first, then one pass after another: a pass needs few registers beside them. The scale is asked for last,
-  // so that nothing waits for it before the source is under way.
+  // All channels first, then one pass after another: a pass needs few more registers. The scale is loaded last, so that
+  // the loads of the source do not wait for it.
   float in[kTensorChannels][W::kSpan];
 #pragma unroll
   for (int i = 0; i < kTensorChannels; i++) {

@@ -1,23 +1,23 @@
-// The pipeline of the tensor cores: FP32 accuracy from FP16 products. A dense correlation in both axes is computed as
-//   winograd_fp16x3_absmax   the largest value of every image and of every filter
-//   winograd_fp16x3_filter     U = weights, transformed along W, scaled and split
-//   winograd_fp16x3_input   V = source, transformed along W, scaled and split
-//   winograd_fp16x3_gemm     written = sums over channels and tap rows of U * V, transformed back along W, plus bias
+// Winograd pipeline with FP32 accuracy on FP16 tensor cores. A dense correlation in both axes is computed as
+//   winograd_fp16x3_absmax   absmax of every image and of every filter
+//   winograd_fp16x3_filter   U = weights, transformed along W, scaled and split
+//   winograd_fp16x3_input    V = source, transformed along W, scaled and split
+//   winograd_fp16x3_gemm     written = sums over channels and tap rows of U * V, inverse along W, plus bias
 //
-// A value v is split into two halves, hi = fp16(v s) and lo = fp16(v s - hi), where s is a power of two that brings the
-// largest value of the image (the filter) to the upper end of FP16. hi hi + hi lo + lo hi is exact to 2^-22, and what is
-// lost below the smallest half is 2^-35 or less of the image's largest value. The tensor cores truncate, so they sum a
-// few steps at a time, and FP32 additions sum these sums.
+// A value v is split into two halves, hi = fp16(v s) and lo = fp16(v s - hi), where s is a power of two that scales the
+// absmax of the image (the filter) to the upper end of FP16. hi hi + hi lo + lo hi is exact to 2^-22, and the loss
+// below the smallest half is 2^-35 or less of the image's absmax. The tensor cores truncate, so they sum a few steps at
+// a time, and FP32 additions sum these sums.
 //
-// Along H nothing is transformed: a plane is one residue of the dilation of one image, its rows i = phase + dilation * q
-// are dense in q, and tap row t of row q reads row q + t. Along W a unit is the kOutputs outputs that the algorithm
+// Along H nothing is transformed: a plane is one residue of the dilation of one image, its rows i = phase + dilation *
+// q are dense in q, and tap row t of row q reads row q + t. Along W a unit is the kOutputs outputs that the algorithm
 // computes together. A tile is `rows` rows of a group of columns: `phases` residues of the dilation by `units` units,
-// column = unit * phases + phase. Segments of taps (direct: taps) read `shift` units further on, so a group of V has
-// shifts - 1 units more than a tile. So
+// column = unit * phases + phase. Segments of taps (direct: taps) read `shift` units further, so a group of V has
+// shifts - 1 units more than a tile. Layouts, in quads of hi and lo of the four channels of a chunk:
 //   V[group of the convolution][plane][column group][pass][chunk][point][row][column]
 //   U[group of the convolution][k tile][point][pass][chunk][tap row, shift][k of the tile]
-// of quads: hi and lo of the four channels of a chunk. Residue classes of a strided convolution are further channels:
-// channel = (class of H * classes of W + class of W) * source channels + source channel.
+// Residue classes of a strided convolution are further channels: channel = (class of H * classes of W + class of W) *
+// source channels + source channel.
 #pragma once
 
 #include "common/mma.cuh"
@@ -25,15 +25,15 @@
 
 namespace polyconv {
 
-enum : int { kTensorClasses = 16 };    // per axis, that fit into one launch
-enum : int { kMagnitudeParts = 128 };  // of an image: maxima that consumers reduce
+enum : int { kTensorClasses = 16 };    // per axis, in one launch
+enum : int { kMagnitudeParts = 128 };  // parts of an image's absmax that consumers reduce
 enum : int { kTensorK = 32 };          // written channels of a tile
 enum : int { kTensorUnits = 64 };      // rows * columns of a tile, at most
 enum : int { kTensorChannels = 4 };    // of a quad
 
-// Passes over the channels. Nested segments (algebra/segments.py) have three: U0 + U1 with the middle tile, U0 with
-// what the left one differs by, U1 with what the right one differs by. (Which one it is the kernels call `turn`:
-// KernelBench takes the other word for a statement of Python's.)
+// Passes over the channels. Nested segments (algebra/segments.py) have three: U0 + U1 with the middle tile, U0 with the
+// difference to the left one, U1 with the difference to the right one. (The kernels call the index `turn`, because
+// KernelBench takes the other word for a Python statement.)
 template <class W>
 constexpr int kTensorPasses = W::kTiles == 2 ? 3 : 1;
 
@@ -42,8 +42,7 @@ __device__ __forceinline__ float power_of_two(int exponent) {
   return __int_as_float((exponent + 127) << 23);
 }
 
-// Values up to `largest` (in bits), grown by at most 2^headroom and scaled by this power of two, are halves: less than
-// 2^15.
+// Exponent of the scale that keeps values up to `largest` (bits), grown by at most 2^headroom, below 2^15.
 __device__ __forceinline__ int scale_exponent(u32 largest, int headroom) {
   return 14 - headroom - max(int(largest >> 23) - 127, -100);
 }
@@ -51,7 +50,7 @@ __device__ __forceinline__ float scale_of(u32 largest, int headroom) {
   return power_of_two(scale_exponent(largest, headroom));
 }
 
-// The largest of the maxima of an image; every lane of a warp gets it.
+// Absmax of an image from its parts, in every lane of a warp.
 __device__ __forceinline__ u32 largest_part(const u32* parts) {
   const uint4 four = reinterpret_cast<const uint4*>(parts)[threadIdx.x % 32];
   u32 found = max(max(four.x, four.y), max(four.z, four.w));
@@ -71,7 +70,7 @@ __device__ __forceinline__ float from_half(u32 bits) {
   return value;
 }
 
-// Values in pairs: two halves each of hi and of lo.
+// Splits values, in pairs: two halves each of hi and of lo.
 template <int kCount>
 __device__ __forceinline__ void split(const float (&values)[kCount], u32 (&hi_pairs)[kCount / 2],
                                       u32 (&lo_pairs)[kCount / 2]) {
@@ -88,7 +87,7 @@ __device__ __forceinline__ void split(const float (&values)[kCount], u32 (&hi_pa
   }
 }
 
-// Four channels: x and y have hi, z and w lo, two halves each.
+// Four channels: x and y are hi, z and w are lo, two halves each.
 __device__ __forceinline__ uint4 split(const float (&values)[kTensorChannels]) {
   u32 hi[2], lo[2];
   split(values, hi, lo);

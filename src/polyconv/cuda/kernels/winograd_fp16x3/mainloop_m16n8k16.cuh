@@ -1,31 +1,29 @@
-// The main loop of winograd_fp16x3_gemm by m16n8k16, the tensor cores' instruction from sm_80 on. A step is one tap of four
-// chunks of channels: quad t of a lane is that of chunk t.
+// Main loop of winograd_fp16x3_gemm with m16n8k16, from sm_80 on. A step is one tap of four chunks of channels: quad t
+// of a lane is that of chunk t.
 //
-// A warp streams its own V through its own double buffer in shared memory, by asynchronous copies, so that no register
-// holds it on its way; all tap rows and shifts of the chunks read it there. U comes from L2 straight into registers, one
-// step ahead.
+// A warp copies its V asynchronously into its own double buffer in shared memory, without registers; all tap rows and
+// shifts of the chunks read it there. U comes from L2 straight into registers, one step ahead.
 //
 // Small products come first. Every step sums its three products from zero, because the tensor core truncates, and FP32
-// additions, which round to nearest, add these sums to the others: four for three instructions, in a pipe that is idle
-// otherwise. As no more than two strips are under way at once, the sums of both tiles of nested segments
-// (winograd_fp16x3/layout.cuh) stay in registers.
+// additions, which round to nearest, accumulate these sums: four for three instructions, on an otherwise idle pipe. At
+// most two strips are in flight, so both tiles of nested segments (winograd_fp16x3/layout.cuh) stay in registers.
 #pragma once
 
 #include "winograd_fp16x3/tile.cuh"
 
 namespace polyconv {
 
-// 16 bytes to shared memory, when they come.
+// Asynchronous copy of 16 bytes to shared memory.
 __device__ __forceinline__ void copy_quad(uint4* to, const uint4* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(u32(__cvta_generic_to_shared(to))), "l"(from)
                : "memory");
 }
-// What this thread has asked for is there.
+// Waits for this thread's copies.
 __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-// 16 bytes that nobody writes meanwhile, asked for now: the compiler would do so when it needs them.
+// Loads 16 constant bytes now: the compiler would delay the load until its use.
 __device__ __forceinline__ uint4 load_ahead(const uint4* from) {
   uint4 quad;
   asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -49,7 +47,7 @@ struct MainloopK16 {
     uint4 upper, lower;
   };
 
-  // From chunk to chunk of a stage: the four quads of two neighbouring columns then lie in different banks.
+  // Pitch between chunks of a stage: the four quads of two neighbouring columns are then in different banks.
   static __device__ __forceinline__ int chunk_pitch(const Fp16x3GemmParams& p) { return (p.stage + 1 | 3) - 1; }
   static __device__ __forceinline__ int stage_quads(const Fp16x3GemmParams& p) { return kChunks * chunk_pitch(p); }
 
@@ -64,7 +62,7 @@ struct MainloopK16 {
     }
   }
 
-  // One tap of the four chunks of a stage. What a lane reads of two strips is two halves of a register.
+  // One tap of the four chunks of a stage. `first` packs a lane's offsets of two strips into one register.
   static __device__ __forceinline__ void step(Sums& sum, const Rows (&a)[kFragments], const uint4* stage,
                                               const u32 (&first)[kStrips / 2], int units) {
     uint4 b[kAtOnce], next_b[kAtOnce];
@@ -74,8 +72,8 @@ struct MainloopK16 {
     load_b(b, 0);
 #pragma unroll
     for (int strip = 0; strip < kStrips; strip += kAtOnce) {
-      // Strips that the tile does not have are left out. That also keeps loads and additions of a pair of strips together:
-      // the compiler would put all loads first and all additions last, and have no registers for what lies between.
+      // Skips strips that the tile does not have. The branch also keeps loads and additions of a pair of strips
+      // together: the compiler would put all loads first and all additions last, and exceed the registers.
       if (strip * Mma::kColumns >= units) break;
       float recent[kFragments][kAtOnce][Mma::kSums] = {};
       if (strip + kAtOnce < kStrips) load_b(next_b, strip + kAtOnce);
@@ -98,7 +96,7 @@ struct MainloopK16 {
     }
   }
 
-  // The main loop: all passes, chunks and taps of a warp's point. `other`: of nested segments, the first tile's sums.
+  // The main loop: all passes, chunks and taps of a warp's point. `other`: with nested segments, the first tile's sums.
   static __device__ __forceinline__ void sum_up(Sums& sum, Sums& other, const Fp16x3GemmParams& p, uint4* stages,
                                                 float*, const uint4* from_v, const uint4* from_u) {
     const int lane = threadIdx.x % 32, pitch = chunk_pitch(p);
@@ -138,7 +136,7 @@ struct MainloopK16 {
         int shift = 0;
 #pragma unroll 1
         for (int tap = 1; tap <= p.taps; tap++) {
-          // The last step brings itself once more.
+          // The last step loads itself once more.
           if (tap < p.taps) {
             from_u += kTensorK;
           } else if (stages_left > 0) {
@@ -153,8 +151,8 @@ struct MainloopK16 {
         }
       }
       if constexpr (kNested) {
-        // The middle belongs to both tiles: it is kept twice. After the left pass the first tile is complete: it
-        // changes places with the middle, and the right pass adds to that.
+        // The middle belongs to both tiles, so there are two copies. After the left pass the first tile is complete: it
+        // is swapped with the middle, and the right pass adds to that.
         if (turn < 2) {
 #pragma unroll
           for (int m = 0; m < kFragments; m++)

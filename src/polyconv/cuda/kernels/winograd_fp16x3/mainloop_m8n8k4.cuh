@@ -1,12 +1,11 @@
-// The main loop of winograd_fp16x3_gemm by m8n8k4, the tensor cores' instruction of sm_70. A step is one tap of one chunk of
-// channels.
+// Main loop of winograd_fp16x3_gemm with m8n8k4, for sm_70. A step is one tap of one chunk of channels.
 //
-// A warp streams its own V through its own double buffer in shared memory, where all tap rows and shifts of a chunk read
+// A warp streams its V through its own double buffer in shared memory, where all tap rows and shifts of a chunk read
 // it, and its U from L2 straight into registers, in the order of the fragments, one step ahead.
 //
-// Small products come first. Sums of a few steps start at zero, because the tensor core truncates; FP32 additions, which
-// round to nearest, add these to the others, in turns with products. That takes a second set of sums, so of nested segments (winograd_fp16x3/layout.cuh)
-// the set that a pass does not need is parked in shared memory, where the epilogue wants it anyway.
+// Small products come first. Sums of a few steps start at zero, because the tensor core truncates; FP32 additions,
+// which round to nearest, accumulate them, interleaved with products. That takes a second set of sums, so with nested
+// segments (winograd_fp16x3/layout.cuh) the set that a pass does not need is parked in shared memory, for the epilogue.
 #pragma once
 
 #include "winograd_fp16x3/tile.cuh"
@@ -31,10 +30,10 @@ struct MainloopK4 {
   // Quads of one stage: what a tile reads of a step's channels.
   static __device__ __forceinline__ int stage_quads(const Fp16x3GemmParams& p) { return p.stage; }
 
-  // The products of half of the fragments of a step; `afresh`: its sums begin at zero.
+  // Products of half of the fragments of a step. `afresh`: their sums start at zero.
   static __device__ __forceinline__ void multiply(Sums& recent, const Rows& a, const Columns& b, int half,
                                                   bool afresh) {
-    // A sum comes round again after several instructions.
+    // Several instructions between two uses of a sum.
 #pragma unroll
     for (int product = 0; product < 3; product++)
 #pragma unroll
@@ -58,7 +57,7 @@ struct MainloopK4 {
     uint4 next_v[kLoads];
     Rows a, next_a;
     Columns b, next_b;
-    // Where this lane reads a stage, in bytes of shared memory: an address is a register, and takes one addition.
+    // Byte offsets of this lane in a stage of shared memory: an address is a register, and takes one addition.
     extern __shared__ __align__(16) float shared[];
     int at[kStrips];
 #pragma unroll
@@ -88,16 +87,16 @@ struct MainloopK4 {
 
     const int next_chunk = kPoints * p.positions;
     int chunks = kTensorPasses<W> * p.chunks, other_stage = p.stage, tap = 0, shift = 0;
-    // The last chunk brings itself once more.
+    // The last chunk loads itself once more.
     auto begin_chunk = [&] {
       if (--chunks > 0) from_v += next_chunk;
       load_v();
     };
-    // One step on what a and b hold, while the next one's operands come to next_a and next_b. It is the first, ..., the
-    // last that a tensor core sums by itself, or number 0, which adds to what it finds. Half of the sums are flushed
-    // behind the products of the other half: the second half of the last step in the first one after it.
+    // One step on a and b, while next_a and next_b are loaded. `number`: from 1 to the last step that a tensor core
+    // sums by itself, or 0, which adds to the sums as they are. Half of the sums are flushed behind the products of the
+    // other half: the second half of the last step in the first step after it.
     auto step = [&](const Rows& a, const Columns& b, Rows& next_a, Columns& next_b, int number) {
-      const uint4* next_u = from_u + kTensorK * max(number, 1);  // behind U there is a step to spare
+      const uint4* next_u = from_u + kTensorK * max(number, 1);  // U is followed by one spare step
 #pragma unroll
       for (int m = 0; m < kFragments; m++) next_a[m] = __ldg(next_u + Mma::kRows * m);
       int further = p.phases.divisor;
@@ -131,7 +130,7 @@ struct MainloopK4 {
       int left = p.chunks * p.taps;
 #pragma unroll 1
       for (; left >= kStepsPerFlush; left -= kStepsPerFlush) {
-        // In pairs, so that what came for the next step need not move.
+        // In pairs, so that the operands of the next step need not be moved.
 #pragma unroll
         for (int number = 1; number < kStepsPerFlush; number += 2) {
           step(a, b, next_a, next_b, number);
@@ -157,7 +156,7 @@ struct MainloopK4 {
       }
       if constexpr (kNested) {
         // The middle belongs to both tiles: it is parked and kept. After the left pass the first tile is complete: it
-        // changes places with the middle, and the right pass adds to that.
+        // is swapped with the middle, and the right pass adds to that.
         if (turn < 2) {
 #pragma unroll
           for (int m = 0; m < kFragments; m++)

@@ -1,11 +1,10 @@
-// The weight gradient in its own fast form (winograd/wgrad.cuh) on tensor cores, at the accuracy of FP32: operands are split
-// into two halves each, as winograd_fp16x3/layout.cuh says, and scaled by the largest magnitude of their channel.
+// Winograd weight gradient (winograd/wgrad.cuh) on FP16 tensor cores, with FP32 accuracy: operands are split into two
+// halves each (winograd_fp16x3/layout.cuh) and scaled by the absmax of their channel.
 //
-// Blocks, chunks and stage 1 are those of winograd/wgrad.cuh. A warp owns one point of W with all its segments. Rows of a
-// matrix instruction are channels of x, columns are channels of dy, and its depth runs over four tiles, so a quad is hi
-// and lo of four tiles of one channel:
-//   D[point][quad][k], V[segment][point][quad][c].
-// The tensor cores truncate, so they begin every chunk with zero, and FP32 additions sum the chunks.
+// Blocks, chunks and stage 1 are those of winograd/wgrad.cuh. A warp owns one point of W with all its segments. Rows of
+// a matrix instruction are channels of x, columns are channels of dy, and its depth runs over four tiles, so a quad is
+// hi and lo of four tiles of one channel:   D[point][quad][k], V[segment][point][quad][c].
+// The tensor cores truncate, so they start every chunk with zero, and FP32 additions sum the chunks.
 #pragma once
 
 #include "winograd/wgrad.cuh"
@@ -14,12 +13,12 @@
 namespace polyconv {
 
 struct Fp16x3WgradParams : WinogradWgradParams {
-  const u32* largest_dy;  // parts of every channel
+  const u32* largest_dy;  // absmax parts of every channel
   const u32* largest_x;
-  int headroom_dy, headroom_x;
+  int headroom_dy, headroom_x;  // bits by which transformed values may exceed the absmax
 };
 
-// Stage 2 of a block: its channels' scales, and operands that are transformed along W, scaled and split.
+// Stage 2 of a block: the scales of its channels, and operands that are transformed along W, scaled and split.
 template <class H, class W, class Tile>
 struct WinogradWgradHalves {
   using Mma = Mma884;
@@ -31,7 +30,7 @@ struct WinogradWgradHalves {
 
   int* exponents;  // of the scales of the block's channels: those of dy, then those of x
 
-  // Finds the scales. They are there for all threads after the next barrier.
+  // Computes the scales. All threads see them after the next barrier.
   __device__ __forceinline__ WinogradWgradHalves(const Fp16x3WgradParams& p, int* scales) : exponents(scales) {
     const WinogradWgradBlock<Sizes, Tile> block(p);
 #pragma unroll 1
@@ -52,7 +51,7 @@ struct WinogradWgradHalves {
     }
   }
 
-  // Four tiles of one channel per thread: those of dy in the first round; those of x, by other warps, in the second.
+  // Four tiles of one channel per thread: dy in the first round; x, by other warps, in the second.
   __device__ __forceinline__ void transform(int round, int interleave, const float* from, float* operands,
                                             float& bias) const {
     const u32 thread = fresh_thread(), task = thread - kTasksD;
@@ -117,7 +116,7 @@ struct WinogradWgradMatrices {
       for (int i = 0; i < Mma::kSums; i++) sum[s][i] = 0.f;
   }
 
-  // The operands of a chunk: this lane's columns, and where its rows begin.
+  // Operands of a chunk: this lane's columns, and the address of its rows.
   struct Chunk {
     const uint4* rows;
     uint4 column[kQuads][kStrips];
@@ -135,7 +134,7 @@ struct WinogradWgradMatrices {
     }
   };
 
-  // All products of some sets. The small ones come first.
+  // All products of some sets, the small ones first.
   __device__ __forceinline__ void multiply_add(const Chunk& chunk, int step) {
     constexpr int kEach = kSets / Sizes::kSteps;
     uint4 row[kEach][kQuads];
@@ -163,7 +162,7 @@ struct WinogradWgradMatrices {
       for (int i = 0; i < Mma::kSums; i++) sum[step * kEach + e][i] += recent[e][i];
   }
 
-  // Adds the sums, without their scales, to the block's part of `partial`, or begins it.
+  // Adds the unscaled sums to the block's part of `partial`, or starts it.
   __device__ __forceinline__ void flush(const WinogradWgradParams& p, const int* exponents, bool begin) const {
     const WinogradWgradBlock<Sizes, Tile> block(p);
     const u32 thread = fresh_thread(), lane = thread % 32, point = thread / 32;
@@ -186,8 +185,8 @@ struct WinogradWgradMatrices {
   }
 };
 
-// The loop of winograd_wgrad, with other stages 2 and 3. It is not one template because the FP32 kernels have no register to
-// spare, and take more of them in any text that serves both.
+// The loop of winograd_wgrad with other stages 2 and 3. Not one template, because the FP32 kernels have no register to
+// spare and take more of them in any text that serves both.
 template <class H, class W, class Tile, bool kClassed>
 __device__ __forceinline__ void winograd_fp16x3_wgrad(const Fp16x3WgradParams& p) {
   using Sizes = WinogradWgradSizes<H, W, Tile>;
@@ -205,7 +204,7 @@ __device__ __forceinline__ void winograd_fp16x3_wgrad(const Fp16x3WgradParams& p
     chunks = (block.end_row(p) - block.first_row(p)) * ((p.tiles + kChunk - 1) / kChunk);
   }
 
-  // The first chunk through stages 1 and 2, the second through stage 1.
+  // Prologue: the first chunk through stages 1 and 2, the second through stage 1.
   const int odd = chunks % 2;
   float bias = 0.f;
 #pragma unroll 1
@@ -257,7 +256,7 @@ __device__ __forceinline__ void winograd_fp16x3_wgrad(const Fp16x3WgradParams& p
 
   const WinogradWgradBlock<Sizes, Tile> block(p);
   if (p.bias_partial && block.product == (H::kPoints > 1 ? 1 : 0) && block.c_tile == 0) {
-    // The sum of dy is the product of the points 1 of both axes, where dy enters with factors 1.
+    // The sum of dy is the product of the points 1 of both axes, where dy has factor 1.
     shared[threadIdx.x] = bias;
     __syncthreads();
     const int channel = block.k_tile * Tile::kTileK + threadIdx.x;

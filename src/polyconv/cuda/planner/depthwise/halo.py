@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from ctypes import c_int32, c_int64
+from ctypes import c_int32
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -16,9 +16,8 @@ from ..candidate import CudaCandidate, DirectCandidate
 from ..cost import moved_bytes
 from ..epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
 from ..implicit_gemm.fprop_dgrad import BORDER_FACTS, BORDERS, Roles, roles
-from ..implicit_gemm.tiles import CARRY, PLANE_TILES, WGRAD_TAPS, PlaneTile
 from ..implicit_gemm.wgrad import bordered, reduction, reduction_task
-from ..kernel_params import MAX_PHASES, PHASE_FACTS, AxisPhase, FastDivisor, Params, fields, int32, pointer
+from ..kernel_params import MAX_PHASES, PHASE_FACTS, FastDivisor, Params, declared, int32
 from ..plan import KernelSpec, Schedule, Task, Work
 
 
@@ -35,32 +34,42 @@ class HaloShape(Params):
         return int(self.height * self.pitch)
 
 
-class HaloParams(Params):
-    _fields_ = (
-        *fields(pointer, "source w bias written"),
-        *fields(c_int64, "source_batch source_channel written_batch written_channel"),
-        *fields(c_int64, "w_written w_source w_row w_column"),
-        *fields(c_int32, "source_row source_column written_row written_column source_height source_width"),
-        *fields(c_int32, "batch images_per_block sources border"),
-        ("halo", HaloShape),
-        *fields(c_int32, "phases_w tap_step_h tap_step_w"),
-        *fields(FastDivisor, "multiplier tiles tiles_w"),
-        *fields(AxisPhase * MAX_PHASES, "phase_h phase_w"),
-    )
+HaloParams = declared("depthwise/halo", "HaloParams", kMaxPhases=MAX_PHASES)
+HaloWgradParams = declared("depthwise/halo_wgrad", "HaloWgradParams")
 
 
-class HaloWgradParams(Params):
-    _fields_ = (
-        *fields(pointer, "x dy partial"),
-        *fields(c_int64, "x_batch x_channel dy_batch dy_channel"),
-        *fields(c_int32, "x_row x_column dy_row dy_column height width out_height out_width"),
-        *fields(c_int32, "channels taps columns_padded bias border jobs jobs_per_slice"),
-        *fields(c_int32, "stride_h stride_w dilation_h dilation_w pad_top pad_left"),
-        ("halo", HaloShape),
-        *fields(FastDivisor, "multiplier kernel_width tiles tiles_w"),
-    )
+@dataclass(frozen=True, slots=True)
+class PlaneTile:
+    """Tile of positions."""
+
+    height: int
+    width: int
+    threads: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.height}x{self.width}"
+
+    @property
+    def cpp(self) -> str:
+        return f"{self.height}, {self.width}, {self.threads}"
+
+    @property
+    def positions(self) -> int:
+        return self.height * self.width
 
 
+PLANE_TILES = (
+    PlaneTile(16, 64, 256),
+    PlaneTile(32, 32, 256),
+    PlaneTile(16, 16, 256),
+    PlaneTile(8, 32, 256),
+    PlaneTile(8, 8, 64),
+)
+CARRY = 12
+"""Source elements held per thread (``kCarry`` in depthwise/halo_tile.cuh)."""
+WGRAD_TAPS = (9, 16)
+"""Taps that a block of the weight gradient sums at once."""
 HALO_FACTS = {"polyconv::kCarry": CARRY, **BORDER_FACTS}
 MOST_SHARED = 48 * 1024
 """Shared memory per block without opt-in [bytes]."""

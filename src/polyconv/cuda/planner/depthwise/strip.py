@@ -8,7 +8,6 @@ cuda/planner/depthwise/halo.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from ctypes import c_int32, c_int64, c_uint32
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -21,33 +20,12 @@ from ..cost import moved_bytes
 from ..epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
 from ..implicit_gemm.fprop_dgrad import roles
 from ..implicit_gemm.wgrad import reduction, reduction_task
-from ..kernel_params import DIVIDEND_LIMIT, FastDivisor, Params, fields, pointer
+from ..kernel_params import DIVIDEND_LIMIT, Params, declared
 from ..plan import KernelSpec, Schedule, Task, Work
 from .halo import MOST_CHANNELS
 
-
-class StripParams(Params):
-    _fields_ = (
-        *fields(pointer, "source w bias written"),
-        *fields(c_int64, "source_batch source_channel written_batch written_channel"),
-        *fields(c_int64, "w_channel w_first w_row w_column"),
-        *fields(c_int32, "source_row source_column written_row written_column"),
-        *fields(c_int32, "source_height source_width written_height written_width"),
-        *fields(c_int32, "first_row first_column cell_row cell_column rows columns rows_per_strip"),
-        ("strips", c_uint32),
-        *fields(FastDivisor, "column_strips row_strips channels multiplier"),
-    )
-
-
-class StripWgradParams(Params):
-    _fields_ = (
-        *fields(pointer, "x dy partial"),
-        *fields(c_int64, "x_batch x_channel dy_batch dy_channel"),
-        *fields(c_int32, "x_row x_column dy_row dy_column height width pad_top pad_left"),
-        *fields(c_int32, "channels columns_padded bias rows rows_per_strip"),
-        *fields(c_uint32, "strips strips_per_slice"),
-        *fields(FastDivisor, "column_strips row_strips multiplier"),
-    )
+StripParams = declared("depthwise/strip_tile", "StripParams")
+StripWgradParams = declared("depthwise/strip_wgrad", "StripWgradParams")
 
 
 THREADS = 128

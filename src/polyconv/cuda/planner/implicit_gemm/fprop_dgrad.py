@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from ctypes import c_int32, c_int64
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
@@ -20,44 +19,16 @@ from ..kernel_params import (
     DIVIDEND_LIMIT,
     MAX_PHASES,
     PHASE_FACTS,
-    AxisPhase,
-    FastDivisor,
     Params,
-    fields,
+    axis_phase,
+    declared,
     int32,
-    pointer,
 )
 from ..plan import KernelSpec, Launch, Schedule, Task, Work
-from .tiles import GATHER_TILES, BlockTile, GemmTile
+from .tiles import NARROW, SLIM, SLIMMER, SMALL, SQUARE, TALL, TINY, BlockTile, GemmTile
 
-
-class ImplicitGemmParams(Params):
-    _fields_ = (
-        *fields(pointer, "source packed table bias written"),
-        *fields(
-            c_int64, "source_batch source_channel source_channel_bytes next_tap_bytes written_batch written_channel"
-        ),
-        ("packed_step_bytes", c_int64),
-        *fields(c_int32, "source_row source_column written_row written_column source_height source_width"),
-        *fields(c_int32, "batch channels outputs outputs_padded"),
-        ("channel_tiles", FastDivisor),
-        *fields(c_int32, "packed_rows written_vector phases_w tap_step_h tap_step_w"),
-        *fields(c_int32, "border image_top image_left image_height image_width pad_top pad_bottom pad_left pad_right"),
-        *fields(FastDivisor, "stride_h stride_w"),
-        ("first_row", c_int32 * (MAX_PHASES * MAX_PHASES)),
-        *fields(AxisPhase * MAX_PHASES, "phase_h phase_w"),
-    )
-
-
-class PackParams(Params):
-    _fields_ = (
-        *fields(pointer, "w packed table"),
-        *fields(c_int64, "w_group w_output w_channel w_row w_column table_channel"),
-        *fields(c_int32, "table_row table_column"),
-        *fields(c_int32, "channels outputs outputs_padded output_tiles packed_rows phases_w tap_step_h tap_step_w"),
-        ("first_row", c_int32 * (MAX_PHASES * MAX_PHASES)),
-        *fields(AxisPhase * MAX_PHASES, "phase_h phase_w"),
-    )
+ImplicitGemmParams = declared("implicit_gemm/loaders", "ImplicitGemmParams", kMaxPhases=MAX_PHASES)
+PackParams = declared("implicit_gemm/pack_weights", "PackParams", kMaxPhases=MAX_PHASES)
 
 
 BORDERS = {PaddingMode.ZEROS: 0, PaddingMode.REFLECT: 1, PaddingMode.REPLICATE: 2, PaddingMode.CIRCULAR: 3}
@@ -198,7 +169,7 @@ class _PhaseTables:
     first_rows: tuple[int, ...]
     rows: int
 
-    def fill(self, params: ImplicitGemmParams | PackParams) -> None:
+    def fill(self, params: Params) -> None:
         kernel_params.set_phases(params, self.h, self.w)
         for i, row in enumerate(self.first_rows):
             params.first_row[i] = row
@@ -435,7 +406,7 @@ class ImplicitGemmCandidate(DirectCandidate):
         for slab in self._slabs(problem, r, tables):
             p.batch = slab.images
             for i, h in enumerate(tables.h):
-                p.phase_h[i] = AxisPhase.of(h.cut(min(slab.first_line, h.count), slab.lines))
+                p.phase_h[i] = axis_phase(h.cut(min(slab.first_line, h.count), slab.lines))
                 p.phase_h[i].count.divisor = slab.lines_of(h)
             slots = kernel_params.slots(
                 ImplicitGemmParams,
@@ -448,7 +419,9 @@ class ImplicitGemmCandidate(DirectCandidate):
             yield self._with_epilogue(problem, self._gather_task(problem, r, tables, slab).launch(bytes(p), slots))
 
 
-CANDIDATES = tuple(ImplicitGemmCandidate(tile, loader) for loader in LOADERS for tile in GATHER_TILES)
+FPROP_DGRAD_TILES = (SQUARE, TALL, NARROW, SMALL, TINY, SLIM, SLIMMER)
+"""By falling width in channels: 128x128, 128x64, 256x32, 64x64, 64x32, 256x16, 256x8."""
+CANDIDATES = tuple(ImplicitGemmCandidate(tile, loader) for loader in LOADERS for tile in FPROP_DGRAD_TILES)
 
 
 def candidates(problem: Problem) -> Iterator[ImplicitGemmCandidate]:

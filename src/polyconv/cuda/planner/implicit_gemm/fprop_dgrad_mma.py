@@ -14,7 +14,7 @@ from functools import cached_property
 from ....numerics.prediction import half_error
 from ....problem import HALF_DTYPES, Pass, Problem
 from ..epilogue import has_epilogue, kernel_with_epilogue, with_epilogue_params
-from ..kernel_params import PHASE_FACTS
+from ..kernel_params import PHASE_FACTS, half_structs
 from ..plan import KernelSpec, Launch, Task
 from .fprop_dgrad import (
     BORDER_FACTS,
@@ -32,23 +32,6 @@ from .fprop_dgrad import (
 )
 from .tiles import MATRIX_SLIM, MATRIX_SMALL, MATRIX_SQUARE, MATRIX_TALL, MatrixTile
 
-
-class HalfImplicitGemmParams(ImplicitGemmParams):
-    """:class:`ImplicitGemmParams` for float16 tensors."""
-
-
-class BFloat16ImplicitGemmParams(ImplicitGemmParams):
-    """:class:`ImplicitGemmParams` for bfloat16 tensors."""
-
-
-class HalfPackParams(PackParams):
-    """:class:`PackParams` for float16 tensors."""
-
-
-class BFloat16PackParams(PackParams):
-    """:class:`PackParams` for bfloat16 tensors."""
-
-
 DTYPES = HALF_DTYPES
 
 TILES: dict[LoaderKind, tuple[MatrixTile, ...]] = {
@@ -65,9 +48,9 @@ PACKS = {
     dtype: KernelSpec.of(
         struct, "implicit_gemm/pack_weights", MatrixTile.depth, threads=256, facts=PACK_FACTS
     ).of_halves(dtype)
-    for dtype, struct in zip(DTYPES, (HalfPackParams, BFloat16PackParams), strict=True)
+    for dtype, struct in half_structs(PackParams).items()
 }
-_PARAMS = dict(zip(DTYPES, (HalfImplicitGemmParams, BFloat16ImplicitGemmParams), strict=True))
+_PARAMS = half_structs(ImplicitGemmParams)
 
 
 @dataclass(frozen=True)

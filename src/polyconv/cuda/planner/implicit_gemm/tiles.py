@@ -1,4 +1,4 @@
-"""Tile shapes of kernel instances: a finite list, so that each one can be compiled and inspected."""
+"""Tile shapes of implicit GEMM kernels. Each family lists those that it is instantiated for, in its own module."""
 
 from __future__ import annotations
 
@@ -133,42 +133,3 @@ MATRIX_SQUARE = MatrixTile(4, 2, 2, 4)
 MATRIX_TALL = MatrixTile(4, 1, 2, 4)
 MATRIX_SMALL = MatrixTile(2, 2, 2, 2)
 MATRIX_SLIM = MatrixTile(4, 1, 2, 1)
-
-GATHER_TILES = (SQUARE, TALL, NARROW, SMALL, TINY, SLIM, SLIMMER)
-"""fprop and dgrad tiles, by falling width in channels: 128x128, 128x64, 256x32, 64x64, 64x32, 256x16, 256x8."""
-WGRAD_TILES = (SQUARE, WIDE, TALL, SMALL, TINY)
-"""wgrad tiles, output channels by columns: 128x128, 64x128, 128x64, 64x64, 64x32."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlaneTile:
-    """Tile of positions of a depthwise halo kernel."""
-
-    height: int
-    width: int
-    threads: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.height}x{self.width}"
-
-    @property
-    def cpp(self) -> str:
-        return f"{self.height}, {self.width}, {self.threads}"
-
-    @property
-    def positions(self) -> int:
-        return self.height * self.width
-
-
-PLANE_TILES = (
-    PlaneTile(16, 64, 256),
-    PlaneTile(32, 32, 256),
-    PlaneTile(16, 16, 256),
-    PlaneTile(8, 32, 256),
-    PlaneTile(8, 8, 64),
-)
-CARRY = 12
-"""Source elements held per thread of a depthwise halo kernel (``kCarry`` in depthwise/halo_tile.cuh)."""
-WGRAD_TAPS = (9, 16)
-"""Taps that a block of the depthwise halo weight gradient sums at once."""

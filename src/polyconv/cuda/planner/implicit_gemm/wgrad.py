@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from ctypes import c_int32, c_int64
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,31 +11,13 @@ from ....util.intmath import ceil_div, round_up
 from .. import kernel_params
 from ..candidate import DirectCandidate
 from ..cost import moved_bytes
-from ..kernel_params import DIVIDEND_LIMIT, FastDivisor, Params, fields, int32, pointer
+from ..kernel_params import DIVIDEND_LIMIT, declared, int32
 from ..plan import KernelSpec, Launch, Schedule, Task, Work
 from .fprop_dgrad import BORDER_FACTS, BORDERS, MOST_GROUPS, dense_pixels
-from .tiles import ELEMENTS, WGRAD_TILES, BlockTile
+from .tiles import ELEMENTS, SMALL, SQUARE, TALL, TINY, WIDE, BlockTile
 
-
-class WgradParams(Params):
-    _fields_ = (
-        *fields(pointer, "x dy partial"),
-        *fields(c_int64, "x_batch x_channel dy_batch dy_channel"),
-        *fields(c_int32, "x_row x_column dy_row dy_column height width"),
-        *fields(c_int32, "k channels columns columns_padded groups bias border"),
-        *fields(c_int32, "pixels pixels_per_slice"),
-        *fields(c_int32, "stride_h stride_w dilation_h dilation_w pad_top pad_left"),
-        *fields(FastDivisor, "k_tiles out_height out_width kernel_area kernel_width"),
-    )
-
-
-class SplitKReduceParams(Params):
-    _fields_ = (
-        *fields(pointer, "partial dw db"),
-        *fields(c_int64, "dw_k dw_channel dw_row dw_column elements"),
-        *fields(c_int32, "slices columns"),
-        *fields(FastDivisor, "columns_padded kernel_area kernel_width"),
-    )
+WgradParams = declared("implicit_gemm/wgrad", "WgradParams")
+SplitKReduceParams = declared("implicit_gemm/split_k_reduce", "SplitKReduceParams")
 
 
 MOST_PIXELS_PER_SLICE = 16384
@@ -222,6 +203,8 @@ class WgradCandidate(PixelGemm):
         return None
 
 
+WGRAD_TILES = (SQUARE, WIDE, TALL, SMALL, TINY)
+"""Output channels by columns: 128x128, 64x128, 128x64, 64x64, 64x32."""
 CANDIDATES = {
     border: tuple(WgradCandidate(tile, vector, border) for tile in WGRAD_TILES for vector in (True, False))
     for border in (False, True)

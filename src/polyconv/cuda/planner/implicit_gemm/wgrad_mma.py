@@ -8,22 +8,14 @@ from functools import cached_property
 
 from ....numerics.prediction import half_error
 from ....problem import HALF_DTYPES, Pass, Problem
+from ..kernel_params import half_structs
 from ..plan import KernelSpec
 from .fprop_dgrad import BORDER_FACTS
 from .tiles import MATRIX_SMALL, MATRIX_SQUARE, MatrixTile
 from .wgrad import REDUCES, WgradCandidate, WgradParams, bordered
 
-
-class HalfWgradParams(WgradParams):
-    """:class:`WgradParams` for float16 tensors."""
-
-
-class BFloat16WgradParams(WgradParams):
-    """:class:`WgradParams` for bfloat16 tensors."""
-
-
 DTYPES = HALF_DTYPES
-_PARAMS = dict(zip(DTYPES, (HalfWgradParams, BFloat16WgradParams), strict=True))
+_PARAMS = half_structs(WgradParams)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from ctypes import c_int32, c_int64
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -18,42 +17,14 @@ from .. import kernel_params
 from ..cost import moved_bytes
 from ..epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
 from ..implicit_gemm.fprop_dgrad import MANY_PHASES, MOST_GROUPS, Roles, roles
-from ..kernel_params import FastDivisor, Params, fields, pointer
+from ..kernel_params import Params, declared
 from ..plan import DEFAULT_EFFICIENCY, KernelSpec, Launch, Schedule, Task, Work
 from .axis import ToomAxis
 
-
-class FusedAxis(Params):
-    _fields_ = (
-        *fields(c_int32, "written_first written_step read_first read_step count"),
-        *fields(FastDivisor, "dilation tiles"),
-    )
-
-
-class FusedParams(Params):
-    _fields_ = (
-        *fields(pointer, "source weights bias written"),
-        *fields(c_int64, "source_batch source_channel written_batch written_channel"),
-        *fields(c_int64, "source_channel_bytes source_rewind_bytes patch_step_bytes"),
-        *fields(c_int64, "across_bytes down_bytes job_bytes"),
-        *fields(c_int32, "source_row source_column written_row written_column source_height source_width"),
-        *fields(c_int32, "channels channels_padded outputs k_tiles k_tiles_each pairs"),
-        ("k_splits", FastDivisor),
-        *fields(FusedAxis, "h w"),
-    )
-
-
-class FusedTaps(Params):
-    _fields_ = fields(c_int32, "taps tap_first tap_stride")
-
-
-class FusedFilterParams(Params):
-    _fields_ = (
-        *fields(pointer, "w transformed"),
-        *fields(c_int64, "w_group w_output w_channel w_row w_column"),
-        *fields(c_int32, "channels outputs"),
-        *fields(FusedTaps, "h w_taps"),
-    )
+FusedAxis = declared("winograd/fused", "FusedAxis")
+FusedParams = declared("winograd/fused", "FusedParams")
+FusedTaps = declared("winograd/fused_filter", "FusedTaps")
+FusedFilterParams = declared("winograd/fused_filter", "FusedFilterParams")
 
 
 LIMIT = 2**31 - 1
@@ -97,8 +68,8 @@ class FusedCandidate:
     w: ToomAxis
     tile: FusedTile
     direct = False
-    params: ClassVar[type[FusedParams]] = FusedParams
-    weights_params: ClassVar[type[FusedFilterParams]] = FusedFilterParams
+    params: ClassVar[type[Params]] = FusedParams
+    weights_params: ClassVar[type[Params]] = FusedFilterParams
     channels_together: ClassVar[int] = 1
     """Channels per block of the filter transform."""
 
@@ -374,7 +345,7 @@ def all_kernels() -> Iterator[KernelSpec]:
     yield from (kernel_with_epilogue(one.kernel) for one in CANDIDATES)
 
 
-def _axis(axis: DenseAxis, tiles: int) -> FusedAxis:
+def _axis(axis: DenseAxis, tiles: int) -> Params:
     return FusedAxis(
         axis.written_first,
         axis.written_step,

@@ -11,7 +11,6 @@ run-time parameter: along W they are further steps of the sum, along H further c
 from __future__ import annotations
 
 from collections.abc import Iterator
-from ctypes import c_int32, c_int64, c_uint32
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -21,76 +20,34 @@ from ....numerics.prediction import Way
 from ....problem import PaddingMode, Pass, Problem
 from ....util.intmath import ceil_div
 from .. import kernel_params
+from ..device import CudaDevice
 from ..epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
 from ..implicit_gemm import fprop_dgrad
 from ..implicit_gemm.fprop_dgrad import PairKind, Roles
-from ..kernel_params import DIVIDEND_LIMIT, FastDivisor, Params, fields, int32, pointer
+from ..kernel_params import DIVIDEND_LIMIT, Params, declared, int32
 from ..plan import KernelSpec, Launch, Schedule, Task, Work
 from .axis import ToomAxis
-from .nonfused_tiling import CHUNK, INVERSE_THREADS, Chain, columns_of, gemm_blocks, gemm_shared, segments_of
+from .nonfused_tiling import (
+    CHUNK,
+    INVERSE_THREADS,
+    USUAL_SHARED,
+    Chain,
+    columns_of,
+    gemm_blocks,
+    gemm_shared,
+    segments_of,
+)
 
 MAX_PARTS = 16
 """Tap classes per axis times segments along H in one launch (``kMaxParts`` in winograd/nonfused_layout.cuh)."""
 
 
-class SourcePart(Params):
-    _fields_ = (("read_first", c_int32), ("read_end", c_int32))
-
-
-class TapPart(Params):
-    _fields_ = (("taps", c_int32), ("tap_first", c_int32), ("tap_stride", c_int32))
-
-
-class NonfusedFilterParams(Params):
-    _fields_ = (
-        *fields(pointer, "w u"),
-        *fields(c_int64, "w_group w_output w_channel"),
-        *fields(c_int32, "w_row w_column channels channels_all chunks outputs k_tile k_tiles groups segments"),
-        *fields(FastDivisor, "source_channels classes_w"),
-        *fields(TapPart * MAX_PARTS, "tap_part_h tap_class_w"),
-    )
-
-
-class NonfusedInputParams(Params):
-    _fields_ = (
-        *fields(pointer, "source x"),
-        *fields(c_int64, "source_batch source_channel"),
-        *fields(c_int32, "source_row source_column first_row"),
-        ("items", c_uint32),
-        *fields(FastDivisor, "vectors pitch rows"),
-        ("channels", c_int32),
-        *fields(FastDivisor, "channels_filled source_channels classes_w"),
-        ("channels_all", c_int32),
-        *fields(FastDivisor, "tiles dilation_h dilation_w"),
-        *fields(c_int32, "read_step_h read_step_w outputs_w"),
-        *fields(SourcePart * MAX_PARTS, "part_h class_w"),
-    )
-
-
-class NonfusedGemmParams(Params):
-    _fields_ = (
-        *fields(pointer, "x u y"),
-        ("tiles", c_int32),
-        *fields(FastDivisor, "k_tiles column_tiles row_columns"),
-        *fields(c_int32, "columns columns_filled row_stride group_stride channel_stride part_stride next"),
-        *fields(c_int32, "chunks segments outputs zero"),
-    )
-
-
-class NonfusedOutputParams(Params):
-    _fields_ = (
-        *fields(pointer, "y bias written"),
-        *fields(c_int64, "written_batch written_channel"),
-        *fields(c_int32, "written_row written_column first_row outputs lines stretch_columns"),
-        *fields(FastDivisor, "line_blocks stretches rows"),
-        ("groups", c_int32),
-        *fields(FastDivisor, "vectors columns"),
-        *fields(c_int32, "row_columns columns_filled"),
-        *fields(FastDivisor, "tiles dilation_h dilation_w"),
-        *fields(c_int32, "outputs_w parts"),
-        ("stretch", FastDivisor),
-        *fields(c_int32, "count_h count_w written_first_h written_step_h written_first_w written_step_w vector"),
-    )
+SourcePart = declared("winograd/nonfused_layout", "SourcePart")
+TapPart = declared("winograd/nonfused_filter", "TapPart")
+NonfusedFilterParams = declared("winograd/nonfused_filter", "NonfusedFilterParams", kMaxParts=MAX_PARTS)
+NonfusedInputParams = declared("winograd/nonfused_input", "NonfusedInputParams", kMaxParts=MAX_PARTS)
+NonfusedGemmParams = declared("winograd/nonfused_gemm", "NonfusedGemmParams")
+NonfusedOutputParams = declared("winograd/nonfused_output", "NonfusedOutputParams")
 
 
 THREADS = 256
@@ -214,6 +171,8 @@ class NonfusedCandidate:
     h: ToomAxis
     w: ToomAxis
     k_tile: int
+    shared_per_sm: int = USUAL_SHARED
+    """Shared memory of a multiprocessor [bytes], at most the usual."""
 
     direct = False
 
@@ -249,35 +208,39 @@ class NonfusedCandidate:
         """One chain of each kind, and their number."""
         return _chains(problem, self)
 
+    def gemm_blocks(self, sms: int) -> int:
+        """Persistent blocks of the GEMM that are resident together."""
+        return sms * gemm_blocks(self.w, self.k_tile, self.shared_per_sm)
+
     def least_workspace(self, problem: Problem) -> int:
         """Workspace for slabs of one row [bytes]."""
         return max(chain.bytes_of(1) for chain, _ in self.chains(problem))
 
     def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:
-        r = fprop_dgrad.roles(problem)
+        r, blocks = fprop_dgrad.roles(problem), self.gemm_blocks(sms)
         workspace = max(workspace, self.least_workspace(problem))
         for chain, times in self.chains(problem):
             yield _weights_task(problem, chain, times)
-            rows = chain.slab_rows(sms, workspace)
+            rows = chain.slab_rows(blocks, workspace)
             slabs, left = divmod(chain.rows, rows)
-            yield from _slab_tasks(problem, r, chain, rows, sms, times * slabs)
+            yield from _slab_tasks(problem, r, chain, rows, blocks, times * slabs)
             if left:
-                yield from _slab_tasks(problem, r, chain, left, sms, times)
+                yield from _slab_tasks(problem, r, chain, left, blocks, times)
 
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
         """Launches. A workspace too small for one row of tiles is exceeded."""
-        r = fprop_dgrad.roles(problem)
+        r, blocks = fprop_dgrad.roles(problem), self.gemm_blocks(sms)
         workspace = max(workspace, self.least_workspace(problem))
         found: list[Launch] = []
         used = weights = 0
         for h, w in r.pairs:
             chain = Chain(problem, h, w, self.h, self.w, self.k_tile)
-            rows = chain.slab_rows(sms, workspace)
+            rows = chain.slab_rows(blocks, workspace)
             used = max(used, chain.bytes_of(rows))
             # A forward pass has one chain; of several, each overwrites the weights of the previous one.
             weights = chain.weight_bytes if problem.kind is Pass.FPROP else 0
             found.append(_weights(problem, r, chain))
-            slabs = {n: _slab(problem, r, chain, n, rows, sms) for n in {rows, chain.rows % rows} if n}
+            slabs = {n: _slab(problem, r, chain, n, rows, blocks) for n in {rows, chain.rows % rows} if n}
             for first in range(0, chain.rows, rows):
                 transform, gemm, inverse = slabs[min(rows, chain.rows - first)]
                 found += [
@@ -349,13 +312,16 @@ def _scheme(h: ToomAxis, taps_h: int, w: ToomAxis, taps_w: int) -> Scheme2d:
     return Scheme2d(fitted(h, taps_h).scheme(), fitted(w, taps_w).scheme())
 
 
-CANDIDATES = tuple(NonfusedCandidate(h, w, k_tile) for h in H_AXES for w in W_AXES for k_tile in k_tiles(w))
+@lru_cache(maxsize=64)
+def _candidates(shared_per_sm: int) -> tuple[NonfusedCandidate, ...]:
+    pairs = ((h, w) for h in H_AXES for w in W_AXES)
+    return tuple(NonfusedCandidate(h, w, k_tile, shared_per_sm) for h, w in pairs for k_tile in k_tiles(w))
 
 
-def candidates(problem: Problem) -> Iterator[NonfusedCandidate]:
+def candidates(problem: Problem, device: CudaDevice | None = None) -> Iterator[NonfusedCandidate]:
     """All candidates, refused or not, so that the planner can say why; none for the weight gradient."""
     if problem.kind is not Pass.WGRAD:
-        yield from CANDIDATES
+        yield from _candidates(USUAL_SHARED if device is None else min(device.shared_per_sm, USUAL_SHARED))
 
 
 # ------------------------------------------------------------------------------------------------------------- launches
@@ -389,7 +355,7 @@ def _weights(problem: Problem, r: Roles, chain: Chain) -> Launch:
     return _weights_task(problem, chain).launch(bytes(p), slots)
 
 
-def _starting_at(first: int, launch: Launch, struct: type[NonfusedInputParams | NonfusedOutputParams]) -> Launch:
+def _starting_at(first: int, launch: Launch, struct: type[Params]) -> Launch:
     """The launch of a slab that begins with row 0, moved to row ``first``."""
     if first == 0:
         return launch
@@ -398,7 +364,7 @@ def _starting_at(first: int, launch: Launch, struct: type[NonfusedInputParams | 
 
 
 def _slab_tasks(
-    problem: Problem, r: Roles, chain: Chain, rows: int, sms: int, times: int = 1
+    problem: Problem, r: Roles, chain: Chain, rows: int, most_blocks: int, times: int = 1
 ) -> tuple[Task, Task, Task]:
     """Input transform, GEMM and output transform of ``times`` slabs of ``rows`` rows, in counts."""
     moved_x, moved_y, slab = chain.source_bytes(rows), chain.written_bytes(rows), chain.bytes_of(rows)
@@ -407,7 +373,7 @@ def _slab_tasks(
     transform = ceil_div(chain.items(rows), THREADS)
     gemm = gemm_kernel(chain.along_w, chain.k_tile)
     tiles = chain.gemm_tiles(rows)
-    blocks = min(tiles, sms * gemm.min_blocks)
+    blocks = min(tiles, most_blocks)
     steps, multiplied = tiles * chain.chunks * chain.passes, moved_x + moved_y + chain.weight_bytes
     cut = chain.stretches()
     inverse = int32(rows * chain.groups * cut.line_blocks * cut.count, "the number of blocks")
@@ -439,12 +405,12 @@ def _slab_tasks(
 
 
 def _slab(
-    problem: Problem, r: Roles, chain: Chain, rows: int, most_rows: int, sms: int
+    problem: Problem, r: Roles, chain: Chain, rows: int, most_rows: int, most_blocks: int
 ) -> tuple[Launch, Launch, Launch]:
     """Launches of a slab that begins with row 0."""
     source_at = chain.weight_bytes
     written_at = source_at + chain.source_bytes(most_rows)
-    transform, gemm, inverse = _slab_tasks(problem, r, chain, rows, sms)
+    transform, gemm, inverse = _slab_tasks(problem, r, chain, rows, most_blocks)
     return (
         _transform(transform, r, chain, rows, source_at),
         _gemm(gemm, chain, rows, source_at, written_at),
@@ -471,7 +437,7 @@ def _transform(task: Task, r: Roles, chain: Chain, rows: int, source_at: int) ->
     return task.launch(bytes(p), kernel_params.slots(NonfusedInputParams, source=r.source, x=("workspace", source_at)))
 
 
-def _source_part(axis: DenseAxis, number: int, extent: int, shift: int) -> SourcePart:
+def _source_part(axis: DenseAxis, number: int, extent: int, shift: int) -> Params:
     taps = axis.classes[number]
     return SourcePart(taps.read_first + shift, read_end(axis, taps, extent))
 

@@ -14,8 +14,8 @@ from .axis import ToomAxis
 CHUNK = 8
 """Channels that winograd/nonfused_gemm.cuh sums between two barriers."""
 INVERSE_THREADS = 128
-LEAST_SHARED = 96 * 1024
-"""Shared memory per multiprocessor that the launch bound assumes [bytes]."""
+USUAL_SHARED = 96 * 1024
+"""Shared memory per multiprocessor that the launch bound assumes [bytes]. Only Turing (T4) has less: 64 KiB."""
 STRETCH_VECTORS = 256
 """Most vectors of a channel per block of winograd/nonfused_output.cuh."""
 SLABS_TRIED = 48
@@ -41,9 +41,9 @@ def gemm_shared(w: ToomAxis, k_tile: int) -> int:
     return 4 * w.points * (2 * CHUNK * columns + 2 * CHUNK * k_tile + rows * columns)
 
 
-def gemm_blocks(w: ToomAxis, k_tile: int) -> int:
-    """Launch bound: few points make small blocks, two of which load the four schedulers evenly."""
-    return 2 if w.points <= 6 and 2 * gemm_shared(w, k_tile) <= LEAST_SHARED else 1
+def gemm_blocks(w: ToomAxis, k_tile: int, shared_per_sm: int = USUAL_SHARED) -> int:
+    """Blocks per multiprocessor: few points make small blocks, two of which load the four schedulers evenly."""
+    return 2 if w.points <= 6 and 2 * gemm_shared(w, k_tile) <= shared_per_sm else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +129,9 @@ class Chain:
             rows -= 1
         return rows
 
-    def slab_rows(self, sms: int, workspace: int) -> int:
+    def slab_rows(self, blocks: int, workspace: int) -> int:
         """Rows of a slab with the fewest rounds of the persistent blocks, each launch counted as one more round."""
         most = self.most_rows(workspace)
-        blocks = sms * gemm_blocks(self.along_w, self.k_tile)
         least = ceil_div(self.gemm_tiles(self.rows), blocks)  # least rounds, however the rows are cut
         best, fewest = most, 0
         for rows in range(most, most // 2, -max(1, most // SLABS_TRIED)):

@@ -8,7 +8,6 @@ about the same time). The workspace holds only partial sums.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from ctypes import c_int32, c_int64
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -22,7 +21,7 @@ from ....util.intmath import ceil_div, round_up
 from .. import kernel_params
 from ..cost import moved_bytes, waves
 from ..implicit_gemm.fprop_dgrad import roles
-from ..kernel_params import FastDivisor, Params, fields, int32, pointer
+from ..kernel_params import Params, declared, int32
 from ..plan import KernelSpec, Launch, Schedule, Task, Work
 from .axis import ToomAxis
 
@@ -30,35 +29,9 @@ MAX_CLASSES = 8
 """Tap classes per axis of a Winograd weight gradient (``kMaxClasses`` in winograd/wgrad.cuh)."""
 
 
-class WinogradWgradParams(Params):
-    _fields_ = (
-        *fields(pointer, "x dy partial bias_partial"),
-        *fields(c_int64, "x_batch x_channel dy_batch dy_channel"),
-        *fields(c_int64, "x_next_row dy_next_row x_next_channel dy_next_channel"),
-        *fields(c_int64 * MAX_CLASSES, "x_first_h x_first_w"),
-        *fields(c_int32 * MAX_CLASSES, "read_first_h read_first_w"),
-        *fields(c_int32, "x_row x_column dy_row dy_column read_step_h read_step_w height width count_h count_w"),
-        *fields(c_int32, "dilation_h dilation_w interleave channels outputs rows tiles slices flush"),
-        *fields(FastDivisor, "channel_tiles k_tiles groups outer_phases tiles_h phases_h interleaved"),
-        *fields(FastDivisor, "classes classes_w"),
-    )
-
-
-class WinogradWgradSumParams(Params):
-    _fields_ = (("partial", pointer), ("elements", c_int64), ("slices", c_int32))
-
-
-class WinogradWgradOutputParams(Params):
-    _fields_ = (
-        *fields(pointer, "partial bias_partial dw db"),
-        *fields(c_int64, "dw_k dw_channel"),
-        *fields(c_int32, "dw_row dw_column slices outputs all_outputs pairs"),
-        *fields(FastDivisor, "channels outputs_divisor tile_k tile_c"),
-        *fields(c_int32, "k_tiles channel_tiles"),
-        *fields(FastDivisor, "classes classes_w"),
-        *fields(c_int32 * MAX_CLASSES, "taps_h tap_first_h taps_w tap_first_w"),
-        *fields(c_int32, "tap_stride_h tap_stride_w"),
-    )
+WinogradWgradParams = declared("winograd/wgrad", "WinogradWgradParams", kMaxClasses=MAX_CLASSES)
+WinogradWgradSumParams = declared("winograd/wgrad_output", "WinogradWgradSumParams")
+WinogradWgradOutputParams = declared("winograd/wgrad_output", "WinogradWgradOutputParams", kMaxTapClasses=MAX_CLASSES)
 
 
 TILE_CHUNK = 8
@@ -248,7 +221,7 @@ class WinogradWgradCandidate:
     direct = False
     along_h: ClassVar[tuple[ToomAxis, ...]] = ALONG_H
     along_w: ClassVar[tuple[ToomAxis, ...]] = ALONG_W
-    params: ClassVar[type[WinogradWgradParams]] = WinogradWgradParams
+    params: ClassVar[type[Params]] = WinogradWgradParams
     arithmetic: ClassVar[Arithmetic] = FLOAT32
     """Arithmetic of the products and of the first of their :meth:`sums`."""
 

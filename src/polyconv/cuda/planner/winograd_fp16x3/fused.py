@@ -8,7 +8,6 @@ filter, by which it is scaled, is computed first; each block finds the scale of 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from ctypes import c_int32
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,18 +18,14 @@ from ....problem import Problem
 from .. import kernel_params
 from ..epilogue import kernel_with_epilogue
 from ..implicit_gemm.fprop_dgrad import MOST_GROUPS, Roles, roles
-from ..kernel_params import fields, pointer
+from ..kernel_params import declared
 from ..plan import KernelSpec, Launch, Schedule, Task
-from ..winograd.fused import F43, FusedFilterParams, FusedParams, FusedTile, ResidentCandidate
-from .nonfused import CHUNK, M8N8K4, MAGNITUDE, filters, filters_bytes, filters_task, headroom
+from ..winograd.fused import F43, FusedTile, ResidentCandidate
+from .nonfused import M8N8K4, MAGNITUDE, filters, filters_bytes, filters_task, headroom
+from .nonfused_tiling import CHUNK
 
-
-class Fp16x3FusedParams(FusedParams):
-    _fields_ = (("largest_filters", pointer), *fields(c_int32, "headroom_sources headroom_filters"))
-
-
-class Fp16x3FusedFilterParams(FusedFilterParams):
-    _fields_ = (("largest", pointer), ("headroom", c_int32))
+Fp16x3FusedParams = declared("winograd_fp16x3/fused", "Fp16x3FusedParams")
+Fp16x3FusedFilterParams = declared("winograd_fp16x3/fused_filter", "Fp16x3FusedFilterParams")
 
 
 FLIGHT = 8

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from ctypes import c_int32, c_int64, c_uint32
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import ceil, log2, prod
 from typing import NamedTuple
 
 from ....algebra.matrices import Matrix
-from ....algebra.polyphase import DenseAxis
 from ....algebra.segments import Scheme2d
 from ....numerics.prediction import Way
 from ....numerics.tensor_core import AMPERE, VOLTA, SplitProducts
@@ -28,89 +26,35 @@ from .. import kernel_params
 from ..epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
 from ..implicit_gemm import fprop_dgrad
 from ..implicit_gemm.fprop_dgrad import MOST_GROUPS, Roles
-from ..kernel_params import DIVIDEND_LIMIT, FastDivisor, Params, fields, int32, pointer
+from ..kernel_params import DIVIDEND_LIMIT, FastDivisor, Params, declared, int32
 from ..plan import KernelSpec, Launch, PointerSlot, Schedule, Task, Work
 from ..winograd.axis import ToomAxis
 from ..winograd.nonfused import DIRECT, F23, F45, F45_NESTED, axis_refusal, fitted, read_end
-from ..winograd.nonfused_tiling import segments_of
+from .nonfused_tiling import (
+    CHUNK,
+    K_TILE,
+    MOST_STAGE,
+    PARKED_BYTES,
+    PARTS,
+    UNITS,
+    WARPS,
+    Chain,
+    MatrixInstruction,
+    Slab,
+)
 
 TENSOR_CLASSES = 16
 """Tap classes per axis of a winograd_fp16x3 launch (``kTensorClasses`` in winograd_fp16x3/layout.cuh)."""
 
 
-class Fp16x3AbsmaxParams(Params):
-    _fields_ = (
-        *fields(pointer, "source largest"),
-        *fields(c_int64, "outer_stride inner_stride"),
-        ("stride", c_int64 * 3),
-        ("elements", c_uint32),
-        ("inner_slots", FastDivisor),
-        ("extent", FastDivisor * 2),
-    )
+Fp16x3AbsmaxParams = declared("winograd_fp16x3/absmax", "Fp16x3AbsmaxParams")
+Fp16x3Taps = declared("winograd_fp16x3/filter", "Fp16x3Taps")
+Fp16x3FilterParams = declared("winograd_fp16x3/filter", "Fp16x3FilterParams", kTensorClasses=TENSOR_CLASSES)
+Fp16x3Source = declared("winograd_fp16x3/input", "Fp16x3Source")
+Fp16x3InputParams = declared("winograd_fp16x3/input", "Fp16x3InputParams", kTensorClasses=TENSOR_CLASSES)
+Fp16x3GemmParams = declared("winograd_fp16x3/tile", "Fp16x3GemmParams")
 
 
-class Fp16x3Taps(Params):
-    _fields_ = fields(c_int32, "taps tap_first tap_stride")
-
-
-class Fp16x3FilterParams(Params):
-    _fields_ = (
-        *fields(pointer, "w u largest"),
-        *fields(c_int64, "w_group w_output w_channel"),
-        *fields(c_int32, "w_row w_column headroom channels_all outputs taps_h shifts"),
-        *fields(FastDivisor, "chunks k_tiles source_channels classes_w"),
-        *fields(Fp16x3Taps * TENSOR_CLASSES, "class_h class_w"),
-    )
-
-
-class Fp16x3Source(Params):
-    _fields_ = fields(c_int32, "read_first read_end")
-
-
-class Fp16x3InputParams(Params):
-    _fields_ = (
-        *fields(pointer, "source v largest"),
-        *fields(c_int64, "source_batch source_channel"),
-        *fields(c_int32, "source_row source_column headroom first_plane first_row"),
-        ("positions", c_uint32),
-        *fields(c_int32, "groups channels_all chunks"),
-        *fields(FastDivisor, "pitch phases column_groups phase_groups planes dilation_h source_channels classes_w"),
-        *fields(c_int32, "units dilation_w read_step_h read_step_w"),
-        *fields(Fp16x3Source * TENSOR_CLASSES, "class_h class_w"),
-    )
-
-
-class Fp16x3GemmParams(Params):
-    _fields_ = (
-        *fields(pointer, "v u largest_sources largest_filters bias written"),
-        *fields(c_int64, "written_batch written_channel"),
-        *fields(c_int32, "written_row written_column headroom_sources headroom_filters first_plane first_row tiles"),
-        *fields(FastDivisor, "k_tiles row_groups column_groups phase_groups dilation_h"),
-        ("planes", c_int32),
-        *fields(FastDivisor, "columns phases stretch"),
-        *fields(c_int32, "rows units groups outputs chunks shifts taps pitch stage next_tap_row positions last_tap"),
-        *fields(c_int32, "dilation_w count_h count_w"),
-        *fields(c_int32, "written_first_h written_step_h written_first_w written_step_w"),
-        *fields(c_uint32, "blocks first_part"),
-        ("behind", Fp16x3AbsmaxParams),
-    )
-
-
-K_TILE = 32
-"""Written channels per tile (``kTensorK``)."""
-UNITS = 64
-"""Most rows times columns of a tile (``kTensorUnits``)."""
-CHUNK = 4
-"""Channels per quad (``kTensorChannels``)."""
-PARTS = 128
-"""Absmax parts per image, one per block (``kMagnitudeParts``)."""
-WARPS = 8
-QUAD = 16
-"""Bytes of a quad: four channels, split."""
-SECTOR = 2
-"""Quads per sector. A point of V begins on a sector, so that warps store whole sectors."""
-MOST_STAGE = 128
-"""Most quads of a chunk that a tile reads: four per lane."""
 THREADS = 256
 TRANSFORM_THREADS = 128
 FEWEST_CHANNELS = 8
@@ -125,53 +69,6 @@ FACTS = {
 
 W_AXES = (DIRECT, F23, F45, F45_NESTED)
 Slots = tuple[PointerSlot, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class MatrixInstruction:
-    """Tensor-core instruction (kernels/common/mma.cuh), and how the GEMM uses it."""
-
-    name: str
-    """Suffix of its C++ struct: ``884`` of ``Mma884``."""
-    word: str
-    """Infix of kernel and candidate names."""
-    rows: int
-    """Written channels per fragment (``kRows``)."""
-    depth: int
-    """Channels per step (``kDepth``)."""
-    steps_per_flush: int
-    """Steps accumulated on a tensor core. It truncates, so the error grows with the length of the sum."""
-    generations: range
-    """Compute capabilities whose tensor cores have it; others emulate it slowly, or lack it."""
-    products: SplitProducts
-    """Arithmetic. Both FP16 values of an operand share a scale, so one set of sums serves all three products. Where
-    generations differ, the coarsest."""
-    parks: bool
-    """Whether sums that a pass of nested segments does not need are parked in shared memory; else in registers."""
-
-    @property
-    def cpp(self) -> str:
-        return f"polyconv::Mma{self.name}"
-
-    def steps(self, w: ToomAxis) -> str:
-        """C++ main loop (kernels/winograd_fp16x3/mainloop_m8n8k4.cuh, mainloop_m16n8k16.cuh)."""
-        return f"polyconv::MainloopK{self.depth}<{w.cpp}>"
-
-    @property
-    def chunks(self) -> int:
-        """Chunks per step."""
-        return self.depth // CHUNK
-
-    @property
-    def exchange_bytes(self) -> int:
-        """Shared memory per warp to exchange the sums of a fragment between points."""
-        return 4 * (self.rows * UNITS + 4)
-
-    def stage_bytes(self, stage: int) -> int:
-        """Shared memory for the quads that a tile reads per step. Several chunks are padded to lie in different banks
-        (``chunk_pitch``)."""
-        return QUAD * (stage if self.chunks == 1 else self.chunks * ((stage + 1 | 3) - 1))
-
 
 M8N8K4 = MatrixInstruction("884", "", 8, 4, 4, range(70, 71), SplitProducts(VOLTA, shift=0), parks=True)
 M16N8K16 = MatrixInstruction("16816", "k16_", 16, 16, 1, range(80, 120), SplitProducts(AMPERE, shift=0), parks=False)
@@ -253,176 +150,13 @@ def all_kernels() -> Iterator[KernelSpec]:
             yield kernel_with_epilogue(product_kernel(w, mma))
 
 
-PARKED_BYTES = 4 * (K_TILE * UNITS + 4)
-"""Shared memory per warp for sums parked in a pass of nested segments."""
-
-
 def headroom(matrix: Matrix, nested: bool = False) -> int:
     """Bits by which a transformed value may exceed the absmax; nested segments add or subtract two values."""
     growth = max(sum(abs(entry) for entry in row) for row in matrix) * (2 if nested else 1)
     return max(0, ceil(log2(growth)))
 
 
-# --------------------------------------------------------------------------------------------------- how work is cut
-
-
-@dataclass(frozen=True, slots=True)
-class Tiling:
-    """Cut of the positions of a plane into tiles (kernels/winograd_fp16x3/layout.cuh)."""
-
-    rows: int
-    phases: int
-    units: int
-    row_groups: int
-    phase_groups: int
-    unit_groups: int
-    pitch: int
-    """Columns of V per column group."""
-    stage: int
-    """Quads of one chunk that a tile reads."""
-
-    @property
-    def columns(self) -> int:
-        return self.phases * self.units
-
-    @property
-    def column_groups(self) -> int:
-        return self.phase_groups * self.unit_groups
-
-    @property
-    def tiles(self) -> int:
-        """Tiles per plane."""
-        return self.row_groups * self.column_groups
-
-
-@lru_cache(maxsize=1024)
-def tiling(rows: int, units: int, outputs: int, dilation: int, taps_h: int, shifts: int) -> Tiling | None:
-    """Cheapest cut of ``rows`` rows of ``units`` units; None if the taps read too much for any tile."""
-
-    def cost(cut: Tiling) -> float:
-        """Tiles, each weighted by its products, its reads and how well its runs of results fill sectors: in shares of
-        the counted traffic of W1's tiles."""
-        run = cut.columns * outputs if cut.phases == dilation else cut.phases
-        return cut.tiles * (3 + 0.3 * cut.stage / 100 + 0.3 * (run + 7) / run)
-
-    return min(_tilings(rows, units, dilation, taps_h, shifts), key=cost, default=None)
-
-
-def _tilings(rows: int, units: int, dilation: int, taps_h: int, shifts: int) -> Iterator[Tiling]:
-    """Cuts whose stage fits: all residues of a dilation and some units, or some residues and one unit."""
-    for phase_groups in range(1, dilation + 1):
-        phases = ceil_div(dilation, phase_groups)
-        for each in range(1, min(units, UNITS // phases) + 1 if phase_groups == 1 else 2):
-            tall = min(UNITS // (phases * each), rows)
-            pitch = (each + shifts - 1) * phases
-            stage = (tall + taps_h - 1) * pitch
-            if tall and stage <= MOST_STAGE:
-                groups = ceil_div(rows, tall), ceil_div(dilation, phases), ceil_div(units, each)
-                yield Tiling(tall, phases, each, *groups, pitch, stage)
-
-
-class Slab(NamedTuple):
-    """Work of one input transform and one GEMM: whole planes, or row groups of one plane."""
-
-    plane: int
-    """First plane."""
-    planes: int
-    first: int
-    """First row group."""
-    row_groups: int
-    known: int
-    """Absmax parts of images known before its GEMM: at least those of its own images."""
-    found: int
-    """Absmax parts that trailing blocks of its GEMM compute for later slabs."""
-
-
-class Chain:
-    """Sizes of the launches for one pair of phases."""
-
-    def __init__(self, problem: Problem, h: DenseAxis, w: DenseAxis, way: Fp16x3Candidate):
-        r, along_w = fprop_dgrad.roles(problem), way.w
-        self.h, self.w, self.way, self.along_w, self.mma = h, w, way, along_w, way.mma
-        self.batch, self.groups, self.channels, self.outputs = problem.batch, problem.groups, r.channels, r.outputs
-        self.nested = along_w.tiles > 1
-        self.passes = 3 if self.nested else 1
-        self.shifts = 1 if self.nested else segments_of(along_w, w.taps)
-        self.taps_h = max(1, h.taps)
-        self.channels_all = len(h.classes) * len(w.classes) * r.channels
-        self.chunks = round_up(ceil_div(self.channels_all, CHUNK), self.mma.chunks)
-        self.rows = ceil_div(h.count, h.dilation)
-        units = ceil_div(w.count, w.dilation * along_w.outputs)
-        self.cut = tiling(self.rows, units, along_w.outputs, w.dilation, self.taps_h, self.shifts)
-        self.planes = problem.batch * h.dilation
-        self.k_tiles = ceil_div(r.outputs, K_TILE)
-        rounds = self.passes * self.chunks * self.taps_h * self.shifts
-        self.steps = rounds // self.mma.chunks
-        # One step of slack: the GEMM prefetches one step ahead.
-        quads = (problem.groups * self.k_tiles * along_w.points * rounds + 1) * K_TILE
-        self.weight_bytes = QUAD * quads
-
-    @property
-    def tiled(self) -> Tiling:
-        assert self.cut is not None, "refused"
-        return self.cut
-
-    def plane_quads(self, row_groups: int) -> int:
-        """Quads per point, chunk and column group of V, rounded up to whole sectors; the padding is never read."""
-        return round_up((row_groups * self.tiled.rows + self.taps_h - 1) * self.tiled.pitch, SECTOR)
-
-    def source_bytes(self, planes: int, row_groups: int) -> int:
-        """Bytes of V of a slab."""
-        each = self.tiled.column_groups * self.passes * self.chunks * self.along_w.points
-        return round_up(QUAD * self.groups * planes * each * self.plane_quads(row_groups), 256)
-
-    def slab_bytes(self, planes: int, row_groups: int) -> int:
-        """Workspace in use while a slab is processed: U and V."""
-        return self.weight_bytes + self.source_bytes(planes, row_groups)
-
-    def shared_bytes(self) -> int:
-        stages, exchange, parks = 2 * self.mma.stage_bytes(self.tiled.stage), self.mma.exchange_bytes, self.mma.parks
-        tiles = 2 if self.nested and not parks else 1
-        return WARPS * (max(stages, tiles * exchange) + (PARKED_BYTES if self.nested and parks else 0))
-
-    @property
-    def most_planes(self) -> int:
-        """Most planes per launch: planes times groups are the blocks of one grid axis."""
-        return MOST_GROUPS // self.groups
-
-    def slab(self, left: int) -> tuple[int, int]:
-        """Planes and row groups per plane that fit ``left`` bytes: whole planes, or at least a row group of one."""
-        whole = self.tiled.row_groups
-        planes = min(self.planes, self.most_planes, max(0, left) // self.source_bytes(1, whole))
-        if planes:
-            return ceil_div(self.planes, ceil_div(self.planes, planes)), whole
-        row_groups = whole
-        while row_groups > 1 and self.source_bytes(1, row_groups) > left:
-            row_groups = row_groups - max(1, row_groups // 32)
-        return 1, ceil_div(whole, ceil_div(whole, row_groups))
-
-    def slabs(self, left: int, known: int) -> Iterator[Slab]:
-        """Slabs of ``left`` bytes each, if ``known`` absmax parts are available before the first. Each GEMM computes
-        the parts that the next slab needs, and more in proportion to the planes done, so that all share the work."""
-        planes, row_groups = self.slab(left)
-        whole = self.tiled.row_groups
-        parts, beforehand = PARTS * self.batch, known
-        for plane in range(0, self.planes, planes):
-            last = min(plane + planes, self.planes)
-            for first in range(0, whole, row_groups):
-                end = min(first + row_groups, whole)
-                next_last = last if end < whole else min(last + planes, self.planes)
-                in_step = beforehand + ceil_div(PARTS * ((last - 1) * whole + end), self.h.dilation * whole)
-                wanted = max(self.parts_until(next_last), in_step)
-                found = max(0, min(parts, wanted) - known)
-                yield Slab(plane, last - plane, first, end - first, known, found)
-                known += found
-
-    def parts_until(self, plane: int) -> int:
-        """Absmax parts of the images of all planes before ``plane``."""
-        return PARTS * ceil_div(plane, self.h.dilation)
-
-    def parts_beforehand(self, left: int) -> int:
-        """Absmax parts of the images of the first slab."""
-        return self.parts_until(self.slab(left)[0])
+_chain = lru_cache(maxsize=1024)(Chain)
 
 
 class Places(NamedTuple):
@@ -435,11 +169,11 @@ class Places(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def places(problem: Problem, way: Fp16x3Candidate) -> Places:
+def places(problem: Problem, w: ToomAxis, mma: MatrixInstruction) -> Places:
     """Equal for all phases of a problem, which run in sequence and share the absmax parts."""
     r = fprop_dgrad.roles(problem)
     weights = filters_bytes(problem)
-    largest = max(_chain(problem, kind.h, kind.w, way).weight_bytes for kind in r.kinds)
+    largest = max(_chain(problem, kind.h, kind.w, w, mma).weight_bytes for kind in r.kinds)
     images = weights + round_up(largest, 256)
     return Places(weights, images, images + 4 * problem.batch * problem.groups * PARTS)
 
@@ -468,7 +202,7 @@ class Fp16x3Candidate:
             why = axis_refusal(self.w, kind.w.taps)
             if why:
                 return why
-            chain = _chain(problem, kind.h, kind.w, self)
+            chain = _chain(problem, kind.h, kind.w, self.w, self.mma)
             if chain.cut is None:
                 return f"{kind.h.taps} rows of taps with {chain.shifts} columns of them are too many for a tile"
             if len(kind.h.classes) > TENSOR_CLASSES or len(kind.w.classes) > TENSOR_CLASSES:
@@ -484,9 +218,9 @@ class Fp16x3Candidate:
         return None
 
     def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:
-        left = workspace - places(problem, self).source
+        left = workspace - places(problem, self.w, self.mma).source
         for number, kind in enumerate(fprop_dgrad.roles(problem).kinds):
-            chain = _chain(problem, kind.h, kind.w, self)
+            chain = _chain(problem, kind.h, kind.w, self.w, self.mma)
             yield replace(_weights_task(problem, chain), times=kind.times)
             knowing = kind.times  # chains that start with all absmax parts known: all but the first
             if number == 0:
@@ -502,11 +236,11 @@ class Fp16x3Candidate:
         """Launches. A workspace too small for one row group is exceeded."""
         r = fprop_dgrad.roles(problem)
         found: list[Launch] = []
-        at = places(problem, self)
+        at = places(problem, self.w, self.mma)
         left = workspace - at.source
         used = 0
         for number, (h, w) in enumerate(r.pairs):
-            chain = _chain(problem, h, w, self)
+            chain = _chain(problem, h, w, self.w, self.mma)
             known = PARTS * chain.batch
             if number == 0:
                 found.append(filters(problem))
@@ -556,11 +290,6 @@ def _refusal_of_all(problem: Problem) -> str | None:
     if max(r.channels, r.outputs) * prod(r.source_size) >= DIVIDEND_LIMIT:
         return "an image of more than 2^31 elements"
     return fprop_dgrad.MANY_PHASES if r.many_phases else None
-
-
-@lru_cache(maxsize=1024)
-def _chain(problem: Problem, h: DenseAxis, w: DenseAxis, way: Fp16x3Candidate) -> Chain:
-    return Chain(problem, h, w, way)
 
 
 @lru_cache(maxsize=1024)
@@ -638,10 +367,12 @@ def _images(problem: Problem, r: Roles, chain: Chain, parts: int) -> Launch:
     return _images_task(problem, chain, parts).launch(bytes(p), slots)
 
 
-def _image_magnitudes(problem: Problem, r: Roles, chain: Chain) -> tuple[Fp16x3AbsmaxParams, Slots]:
+def _image_magnitudes(problem: Problem, r: Roles, chain: Chain) -> tuple[Params, Slots]:
     strides = r.source_strides[0], r.channels * r.source_strides[1]
     every = zip((r.channels, *r.source_size), r.source_strides[1:], strict=True)
-    return magnitude_params(r.source, strides, chain.groups, tuple(every), places(problem, chain.way).images)
+    return magnitude_params(
+        r.source, strides, chain.groups, tuple(every), places(problem, chain.along_w, chain.mma).images
+    )
 
 
 def magnitude(
@@ -654,7 +385,7 @@ def magnitude(
 
 def magnitude_params(
     source: str, strides: tuple[int, int], inner: int, axes: tuple[tuple[int, int], ...], at: int
-) -> tuple[Fp16x3AbsmaxParams, Slots]:
+) -> tuple[Params, Slots]:
     """Absmax parameters. ``axes``: extents and strides of a slot's elements, here sorted by stride; axes that are
     contiguous in memory are merged."""
     near: list[tuple[int, int]] = []
@@ -690,7 +421,7 @@ def _weights(problem: Problem, r: Roles, chain: Chain) -> Launch:
     for table, axis in ((p.class_h, chain.h), (p.class_w, chain.w)):
         for number, taps in enumerate(axis.classes):
             table[number] = Fp16x3Taps(taps.taps, taps.tap_first, taps.tap_stride)
-    u = "workspace", places(problem, chain.way).weights
+    u = "workspace", places(problem, chain.along_w, chain.mma).weights
     slots = kernel_params.slots(Fp16x3FilterParams, w="w", u=u, largest=("workspace", 0))
     return _weights_task(problem, chain).launch(bytes(p), slots)
 
@@ -721,7 +452,7 @@ def _transform(problem: Problem, r: Roles, chain: Chain, slab: Slab) -> Launch:
     for table, axis, extent in ((p.class_h, h, r.source_size[0]), (p.class_w, w, r.source_size[1])):
         for number, taps in enumerate(axis.classes):
             table[number] = Fp16x3Source(taps.read_first, read_end(axis, taps, extent))
-    at = places(problem, chain.way)
+    at = places(problem, chain.along_w, chain.mma)
     slots = kernel_params.slots(
         Fp16x3InputParams, source=r.source, largest=("workspace", at.images), v=("workspace", at.source)
     )
@@ -772,7 +503,7 @@ def _product(problem: Problem, r: Roles, chain: Chain, slab: Slab) -> Launch:
     p.count_h, p.count_w = h.count, w.count
     p.written_first_h, p.written_step_h = h.written_first, h.written_step
     p.written_first_w, p.written_step_w = w.written_first, w.written_step
-    at = places(problem, chain.way)
+    at = places(problem, chain.along_w, chain.mma)
     slots = kernel_params.slots(
         Fp16x3GemmParams,
         v=("workspace", at.source),

@@ -7,7 +7,6 @@ the operands are scaled, is computed first.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from ctypes import c_int32
 from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
@@ -16,7 +15,7 @@ from ....problem import Pass, Problem, Shape, Strides
 from ....util.intmath import ceil_div, round_up
 from .. import kernel_params
 from ..implicit_gemm.fprop_dgrad import MOST_GROUPS
-from ..kernel_params import DIVIDEND_LIMIT, fields, pointer
+from ..kernel_params import DIVIDEND_LIMIT, declared
 from ..plan import KernelSpec, Launch, Schedule, Task, Work
 from ..winograd import wgrad
 from ..winograd.wgrad import (
@@ -29,15 +28,13 @@ from ..winograd.wgrad import (
     Cut,
     WgradTile,
     WinogradWgradCandidate,
-    WinogradWgradParams,
     finish_kernel,
     lattices,
 )
-from .nonfused import FEWEST_CHANNELS, M8N8K4, MAGNITUDE, PARTS, THREADS, headroom, magnitude
+from .nonfused import FEWEST_CHANNELS, M8N8K4, MAGNITUDE, THREADS, headroom, magnitude
+from .nonfused_tiling import PARTS
 
-
-class Fp16x3WgradParams(WinogradWgradParams):
-    _fields_ = (*fields(pointer, "largest_dy largest_x"), *fields(c_int32, "headroom_dy headroom_x"))
+Fp16x3WgradParams = declared("winograd_fp16x3/wgrad", "Fp16x3WgradParams")
 
 
 H, W = FIVE, NINE

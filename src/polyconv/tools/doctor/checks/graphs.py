@@ -9,12 +9,12 @@ import torch
 
 from ....cuda import CudaError
 from ....functional import conv2d
-from ..check import Answer, Examination, Part, fine, not_here, wrong
-from ..device_under_test import Subject
+from ..check import Part, Result, failed, not_here, passed
+from ..device_under_test import GpuUnderTest
 from .layer import Layer
 
 
-def parts(subject: Subject) -> Mapping[str, Part]:
+def parts(subject: GpuUnderTest) -> Mapping[str, Part]:
     return {
         "without a run before": lambda: without_a_run_before(subject),
         "after a run": lambda: after_a_run(subject),
@@ -22,7 +22,7 @@ def parts(subject: Subject) -> Mapping[str, Part]:
     }
 
 
-def after_a_run(subject: Subject) -> Answer:
+def after_a_run(subject: GpuUnderTest) -> Result:
     layer = Layer.make()
     placed = layer.on(subject.device)
     with torch.cuda.stream(torch.cuda.Stream(subject.device)), torch.no_grad():
@@ -31,7 +31,7 @@ def after_a_run(subject: Subject) -> Answer:
         return _captured(subject, placed)
 
 
-def without_a_run_before(subject: Subject) -> Answer:
+def without_a_run_before(subject: GpuUnderTest) -> Result:
     """Capture must work or raise an error with advice. First part, so that the process is fresh."""
     layer = Layer.make()
     placed = layer.on(subject.device)
@@ -41,11 +41,11 @@ def without_a_run_before(subject: Subject) -> Answer:
             return _captured(subject, placed)
     except CudaError as error:
         if "before" in str(error):
-            return fine(f"refused, and the error says what to do: {error}")
-        return wrong(f"refused without a word of what to do: {error}")
+            return passed(f"refused, and the error says what to do: {error}")
+        return failed(f"refused without a word of what to do: {error}")
 
 
-def _captured(subject: Subject, placed: Layer) -> Answer:
+def _captured(subject: GpuUnderTest, placed: Layer) -> Result:
     """Capture a call, then replay it on other data in the same memory."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -59,7 +59,7 @@ def _captured(subject: Subject, placed: Layer) -> Answer:
     return max(answers, key=lambda answer: answer.figures["error"])
 
 
-def reduce_overhead(subject: Subject) -> Answer:
+def reduce_overhead(subject: GpuUnderTest) -> Result:
     if find_spec("triton") is None:
         return not_here("torch.compile needs triton")
     layer = Layer.make()
@@ -74,12 +74,3 @@ def reduce_overhead(subject: Subject) -> Answer:
         subject.wait()
     exact = torch.relu(layer.exact()["y"])
     return layer.judge({"y": y}, {"y": exact})
-
-
-GRAPHS = Examination(
-    "CUDA graphs",
-    "a convolution can be captured and replayed",
-    parts,
-    blocking=False,
-    limit=600.0,
-)

@@ -7,13 +7,14 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from uuid import UUID
 
 from ....cuda import driver
 from ....cuda.jit.compile import compile_kernel, compiler_id, in_threads, ptx_arch
 from ....cuda.planner.plan import KernelSpec
 from ....cuda.planner.planner import plan_cuda
-from ..check import Answer, Examination, Needs, Part, doubtful, fine, not_here
-from ..device_under_test import Subject, spread
+from ..check import Part, Result, not_here, passed, warning
+from ..device_under_test import GpuUnderTest, spread
 from ..kernel_coverage import problems, selected
 
 COMPUTE_MODES = {0: "shared by processes", 1: "one thread at a time", 2: "no process", 3: "one process at a time"}
@@ -22,7 +23,7 @@ TIMED = 8
 """Kernels compiled for timing, even if they are cached."""
 
 
-def parts(subject: Subject) -> Mapping[str, Part]:
+def parts(subject: GpuUnderTest) -> Mapping[str, Part]:
     return {
         "compiler": lambda: compiler(subject),
         "device": lambda: device(subject),
@@ -33,13 +34,13 @@ def parts(subject: Subject) -> Mapping[str, Part]:
     }
 
 
-def compiler(subject: Subject) -> Answer:
+def compiler(subject: GpuUnderTest) -> Result:
     build, older = compiler_id(), ptx_arch(subject.description.arch)
     loaded = [line.split()[-1] for line in _maps() if "libnvrtc" in line and "builtins" not in line]
     figures = {"NVRTC": build, "from": loaded[0] if loaded else "unknown"}
     if older:
-        return doubtful(f"NVRTC {build} is older than the GPU, and the driver translates PTX of {older}", **figures)
-    return fine(f"NVRTC {build}", **figures)
+        return warning(f"NVRTC {build} is older than the GPU, and the driver translates PTX of {older}", **figures)
+    return passed(f"NVRTC {build}", **figures)
 
 
 def _maps() -> list[str]:
@@ -50,45 +51,39 @@ def _maps() -> list[str]:
         return []
 
 
-def device(subject: Subject) -> Answer:
+def device(subject: GpuUnderTest) -> Result:
     gpu = driver.device(subject.index)
     mode, ecc = gpu.attribute("COMPUTE_MODE"), gpu.attribute("ECC_ENABLED")
     clock, memory = gpu.attribute("CLOCK_RATE") // 1000, gpu.attribute("MEMORY_CLOCK_RATE") // 1000
     figures = {"MHz": clock, "memory_MHz": memory, "compute_mode": COMPUTE_MODES.get(mode, str(mode)), "ECC": bool(ecc)}
     if mode:
-        return doubtful(f"the GPU is set to be used by {COMPUTE_MODES.get(mode, mode)}", **figures)
-    return fine(f"{clock} MHz, memory {memory} MHz", **figures)
+        return warning(f"the GPU is set to be used by {COMPUTE_MODES.get(mode, mode)}", **figures)
+    return passed(f"{clock} MHz, memory {memory} MHz", **figures)
 
 
-def smi(subject: Subject) -> Answer:
+def smi(subject: GpuUnderTest) -> Result:
     """Current clocks, MIG mode and driver version, which the driver API does not report."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return not_here("nvidia-smi is not on the path")
-    uuid = driver.call("cuDeviceGetUuid", driver.device(subject.index).handle)
-    name = "GPU-" + "-".join(part.hex() for part in _cut(bytes(uuid.bytes), (4, 2, 2, 2, 6)))
-    asked = [program, f"--id={name}", f"--query-gpu={','.join(SMI)}", "--format=csv,noheader"]
+    uuid = UUID(bytes=bytes(driver.call("cuDeviceGetUuid", driver.device(subject.index).handle).bytes))
+    asked = [program, f"--id=GPU-{uuid}", f"--query-gpu={','.join(SMI)}", "--format=csv,noheader"]
     ran = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
     if ran.returncode:
         return not_here(f"nvidia-smi does not answer: {(ran.stdout + ran.stderr).strip()[:200]}")
-    return fine(**dict(zip(SMI, (text.strip() for text in ran.stdout.split(",")), strict=False)))
+    return passed(**dict(zip(SMI, (text.strip() for text in ran.stdout.split(",")), strict=False)))
 
 
-def _cut(data: bytes, lengths: tuple[int, ...]) -> list[bytes]:
-    starts = [sum(lengths[:place]) for place in range(len(lengths))]
-    return [data[start : start + length] for start, length in zip(starts, lengths, strict=True)]
-
-
-def planning(subject: Subject) -> Answer:
+def planning(subject: GpuUnderTest) -> Result:
     found = list(problems(4).values())
     began = time.perf_counter()
     for problem in found:
         plan_cuda.__wrapped__(problem, subject.description)
     each = (time.perf_counter() - began) / len(found)
-    return fine(f"{each * 1e3:.1f} ms for a new problem", ms_per_problem=each * 1e3, problems=len(found))
+    return passed(f"{each * 1e3:.1f} ms for a new problem", ms_per_problem=each * 1e3, problems=len(found))
 
 
-def compiling(subject: Subject) -> Answer:
+def compiling(subject: GpuUnderTest) -> Result:
     """Fill the cache with the kernels of later checks, and time the compilation of a few."""
     arch = subject.description.arch
     wanted = _kernels(subject)
@@ -100,10 +95,10 @@ def compiling(subject: Subject) -> Answer:
     in_threads(lambda spec: compile_kernel(spec, arch), timed)
     each = (time.perf_counter() - began) / len(timed)
     words = f"{len(wanted)} kernels were ready after {ready:.0f} s; {each:.2f} s for one that is compiled on all cores"
-    return fine(words, kernels=len(wanted), seconds_until_ready=ready, seconds_per_kernel=each)
+    return passed(words, kernels=len(wanted), seconds_until_ready=ready, seconds_per_kernel=each)
 
 
-def loading(subject: Subject) -> Answer:
+def loading(subject: GpuUnderTest) -> Result:
     wanted = _kernels(subject)
     codes = subject.cache.get_many(wanted, subject.description.arch)
     gpu = driver.device(subject.index)
@@ -111,19 +106,9 @@ def loading(subject: Subject) -> Answer:
     for spec, code in zip(wanted, codes, strict=True):
         gpu.load(spec, code)
     each = (time.perf_counter() - began) / len(wanted)
-    return fine(f"{each * 1e3:.2f} ms for a kernel", ms_per_kernel=each * 1e3)
+    return passed(f"{each * 1e3:.2f} ms for a kernel", ms_per_kernel=each * 1e3)
 
 
-def _kernels(subject: Subject) -> list[KernelSpec]:
+def _kernels(subject: GpuUnderTest) -> list[KernelSpec]:
     """Kernels that later checks launch by name."""
     return list(dict.fromkeys(kernel for way in selected(subject).values() for kernel in way.kernels))
-
-
-INSTALLATION = Examination(
-    "installation",
-    "which compiler, driver and clocks there are, and what a first call waits for",
-    parts,
-    Needs.NOTHING,
-    quick=True,
-    limit=1800.0,
-)

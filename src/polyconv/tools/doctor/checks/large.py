@@ -8,8 +8,8 @@ import torch
 
 from .... import dispatch
 from ....arguments import Geometry
-from ..check import Answer, Examination, Part, fine, not_here, wrong
-from ..device_under_test import Subject
+from ..check import Part, Result, judged, not_here
+from ..device_under_test import GpuUnderTest
 from .layer import ALLOWED, deviation
 
 CHANNELS, SIDE = 8, 16400
@@ -20,17 +20,17 @@ LAST = 24
 """Rows at the end from which the reference is computed."""
 
 
-def parts(subject: Subject) -> Mapping[str, Part]:
+def parts(subject: GpuUnderTest) -> Mapping[str, Part]:
     return {"input": lambda: large_input(subject), "output": lambda: large_output(subject)}
 
 
-def _too_little(subject: Subject) -> str:
+def _too_little(subject: GpuUnderTest) -> str:
     needed = 4 * (CHANNELS + 1) * SIDE**2 + SPARE
-    free = int(torch.cuda.mem_get_info(subject.device)[0])
+    free = subject.free_memory()
     return f"needs {needed / 2**30:.0f} GiB of memory, and {free / 2**30:.0f} are free" if free < needed else ""
 
 
-def large_input(subject: Subject) -> Answer:
+def large_input(subject: GpuUnderTest) -> Result:
     """Large input: compare the last rows of an output of one channel."""
     if too_little := _too_little(subject):
         return not_here(too_little)
@@ -44,7 +44,7 @@ def large_input(subject: Subject) -> Answer:
     return _judged(y[:, :, 1 - LAST :], exact)
 
 
-def large_output(subject: Subject) -> Answer:
+def large_output(subject: GpuUnderTest) -> Result:
     """Large output: compare the last rows of the input gradient of a one-channel ``dy``."""
     if too_little := _too_little(subject):
         return not_here(too_little)
@@ -59,9 +59,5 @@ def large_output(subject: Subject) -> Answer:
     return _judged(dx[:, :, 1 - LAST :], exact)
 
 
-def _judged(found: torch.Tensor, exact: torch.Tensor) -> Answer:
-    error = deviation(found, exact)
-    return fine(error=error) if error <= ALLOWED else wrong(f"error {error:.1e}, allowed {ALLOWED:.0e}", error=error)
-
-
-LARGE = Examination("large tensors", "tensors of more than 2**31 elements, where memory allows", parts, limit=600.0)
+def _judged(found: torch.Tensor, exact: torch.Tensor) -> Result:
+    return judged(deviation(found, exact), ALLOWED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,8 @@ from torch import Tensor
 
 from ....functional import conv2d
 from ....problem import DEFAULT_TOLERANCE
-from ..check import Answer, fine, wrong
-from ..device_under_test import Subject
+from ..check import Result, judged
+from ..device_under_test import GpuUnderTest
 
 ALLOWED = 2 * DEFAULT_TOLERANCE
 """Allowed :func:`deviation`."""
@@ -44,28 +45,26 @@ class Layer:
 
     def run(self) -> dict[str, Tensor]:
         """Output and all gradients by polyconv."""
-        x, w, bias = (tensor.detach().requires_grad_() for tensor in (self.x, self.w, self.bias))
-        with torch.enable_grad():
-            y = conv2d(x, w, bias, **self.arguments)
-            dx, dw, db = torch.autograd.grad(y, (x, w, bias), self.dy)
-        return {"y": y.detach(), "dx": dx, "dw": dw, "db": db}
+        return self._by(conv2d)
 
     def exact(self) -> dict[str, Tensor]:
         """Output and all gradients by PyTorch, in float64 on the CPU."""
-        x, w, bias = (t.detach().cpu().double().requires_grad_() for t in (self.x, self.w, self.bias))
+        x, w, bias, dy = (tensor.cpu().double() for tensor in (self.x, self.w, self.bias, self.dy))
+        return Layer(x, w, bias, dy, self.arguments)._by(torch.nn.functional.conv2d)
+
+    def _by(self, convolve: Callable[..., Tensor]) -> dict[str, Tensor]:
+        x, w, bias = (tensor.detach().requires_grad_() for tensor in (self.x, self.w, self.bias))
         with torch.enable_grad():
-            y = torch.nn.functional.conv2d(x, w, bias, **self.arguments)
-            dx, dw, db = torch.autograd.grad(y, (x, w, bias), self.dy.cpu().double())
+            y = convolve(x, w, bias, **self.arguments)
+            dx, dw, db = torch.autograd.grad(y, (x, w, bias), self.dy)
         return {"y": y.detach(), "dx": dx, "dw": dw, "db": db}
 
-    def judge(self, found: dict[str, Tensor], exact: dict[str, Tensor] | None = None) -> Answer:
+    def judge(self, found: dict[str, Tensor], exact: dict[str, Tensor] | None = None) -> Result:
         """Compare results with ``exact``, by default those of :meth:`exact`."""
         exact = self.exact() if exact is None else exact
         errors = {name: deviation(found[name], want) for name, want in exact.items()}
         worst = max(errors, key=lambda name: errors[name])
-        if not errors[worst] <= ALLOWED:
-            return wrong(f"the error of {worst} is {errors[worst]:.1e}, allowed {ALLOWED:.0e}", error=errors[worst])
-        return fine(error=errors[worst])
+        return judged(errors[worst], ALLOWED, f"error of {worst}")
 
 
 def deviation(found: Tensor, exact: Tensor) -> float:
@@ -75,8 +74,10 @@ def deviation(found: Tensor, exact: Tensor) -> float:
     return float(((found - exact).abs() / unit).nan_to_num(nan=float("inf")).max())
 
 
-def on_the_gpu(subject: Subject, layer: Layer) -> Answer:
+def on_the_gpu(subject: GpuUnderTest, arrange: Callable[[Layer], Layer] = lambda layer: layer) -> Result:
+    """Run the layer, with its tensors in the given arrangement."""
     with subject.at_work():
-        found = layer.on(subject.device).run()
+        placed = arrange(Layer.make().on(subject.device))
+        found = placed.run()
         subject.wait()
-    return layer.judge(found)
+    return placed.judge(found)

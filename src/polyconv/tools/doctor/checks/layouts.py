@@ -11,41 +11,32 @@ from torch import Tensor
 
 from ....cuda.planner.planner import plan_cuda
 from ....problem import Problem
-from ..check import Answer, Examination, Needs, Part
-from ..device_under_test import Subject
+from ..check import Part, Result
+from ..device_under_test import GpuUnderTest
 from ..kernel_coverage import CASES
-from ..verify import prove
-from .layer import Layer
+from ..verify import verify_plan
+from .layer import Layer, on_the_gpu
 
 OFF_BY = 4
 """Misalignment [bytes]: one float32 element."""
 
 
-def parts(subject: Subject) -> Mapping[str, Part]:
+def parts(subject: GpuUnderTest) -> Mapping[str, Part]:
     found: dict[str, Part] = {
         f"an address off by {OFF_BY} bytes, {name}, {kind}": partial(off_by_one, subject, case.problem(kind))
         for name, case in subject.some(list(CASES.items()), 1)
         for kind in case.passes
     }
-    found["channels last"] = partial(laid_out, subject, _channels_last)
-    found["windows of larger tensors"] = partial(laid_out, subject, _windows)
-    found["the gradient of a sum"] = partial(laid_out, subject, _gradient_of_a_sum)
+    found["channels last"] = partial(on_the_gpu, subject, _channels_last)
+    found["windows of larger tensors"] = partial(on_the_gpu, subject, _windows)
+    found["the gradient of a sum"] = partial(on_the_gpu, subject, _gradient_of_a_sum)
     return found
 
 
-def off_by_one(subject: Subject, problem: Problem) -> Answer:
+def off_by_one(subject: GpuUnderTest, problem: Problem) -> Result:
     """Misaligned tensors: only kernels with scalar loads may run, none with loads of four elements."""
     plan = plan_cuda(replace(problem, vector_aligned=False), subject.description)
-    return prove(subject, plan, shift=OFF_BY)
-
-
-def laid_out(subject: Subject, layout: object) -> Answer:
-    layer = Layer.make()
-    with subject.at_work():
-        placed: Layer = layout(layer.on(subject.device))  # type: ignore[operator]
-        found = placed.run()
-        subject.wait()
-    return placed.judge(found)
+    return verify_plan(subject, plan, shift=OFF_BY)
 
 
 def _channels_last(layer: Layer) -> Layer:
@@ -68,12 +59,3 @@ def _window(tensor: Tensor) -> Tensor:
 def _gradient_of_a_sum(layer: Layer) -> Layer:
     """Expanded ``dy``: all strides are zero."""
     return replace(layer, dy=torch.ones((), device=layer.dy.device).expand(layer.dy.shape))
-
-
-LAYOUTS = Examination(
-    "layouts",
-    "views off by one element, channels last, windows and expanded gradients give the same results",
-    parts,
-    Needs.TENSORS,
-    quick=True,
-)

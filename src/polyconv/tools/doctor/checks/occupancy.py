@@ -10,17 +10,17 @@ from typing import Any
 from ....cuda import driver
 from ....cuda.planner.cost import resident_blocks, why_not_on
 from ....cuda.planner.plan import Task
-from ..check import Answer, Examination, Needs, Part, doubtful, fine, not_here, wrong
-from ..device_under_test import Subject
+from ..check import Part, Result, failed, not_here, passed, warning
+from ..device_under_test import GpuUnderTest
 from ..kernel_coverage import selected
 
 
-def parts(subject: Subject) -> Mapping[str, Part]:
+def parts(subject: GpuUnderTest) -> Mapping[str, Part]:
     tasks = {task.kernel.symbol: task for way in selected(subject).values() for task in way.tasks}
     return {symbol: partial(launchable, subject, task) for symbol, task in sorted(tasks.items())}
 
 
-def launchable(subject: Subject, task: Task) -> Answer:
+def launchable(subject: GpuUnderTest, task: Task) -> Result:
     """Load a kernel, set its shared memory and query its occupancy: everything that can fail before a launch."""
     if why_not := why_not_on((task,), subject.description):
         return not_here(why_not)
@@ -38,16 +38,7 @@ def launchable(subject: Subject, task: Task) -> Answer:
         "shared": kernel.info.static_shared + task.dynamic_shared,
     }
     if held < 1:
-        return wrong(f"a multiprocessor holds no block of it: {kernel.info}", **figures)
+        return failed(f"a multiprocessor holds no block of it: {kernel.info}", **figures)
     if held < believed:
-        return doubtful(f"a multiprocessor holds {held} blocks of it, and {believed} were planned with", **figures)
-    return fine(**figures)
-
-
-OCCUPANCY = Examination(
-    "occupancy",
-    "every kernel can be launched, and as many blocks of it run at once as its cost was reckoned with",
-    parts,
-    Needs.NOTHING,
-    quick=True,
-)
+        return warning(f"a multiprocessor holds {held} blocks of it, and {believed} were planned with", **figures)
+    return passed(**figures)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import torch
 
 from .... import dispatch
 from ....arguments import Geometry
-from ..check import Answer, Examination, Needs, wrong
-from ..device_under_test import Subject
+from ..check import Result
+from ..device_under_test import GpuUnderTest
 from .layer import Layer, on_the_gpu
 
 AHEAD = 40
@@ -18,7 +18,7 @@ AHEAD = 40
 PADDING = 1
 
 
-def side_stream(subject: Subject) -> Answer:
+def side_stream(subject: GpuUnderTest) -> Result:
     """The input is produced late on a busy side stream: a launch on any other stream reads NaN."""
     layer = Layer.make()
     placed = layer.on(subject.device)
@@ -34,27 +34,17 @@ def side_stream(subject: Subject) -> Answer:
     return layer.judge(found)
 
 
-def fresh_thread(subject: Subject) -> Answer:
-    answers: list[Answer] = []
-
-    def run() -> None:
-        try:
-            answers.append(on_the_gpu(subject, Layer.make()))
-        except Exception as error:  # would be lost with the thread
-            answers.append(wrong(f"{type(error).__name__}: {error}"))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    return answers[0]
+def fresh_thread(subject: GpuUnderTest) -> Result:
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(on_the_gpu, subject).result()
 
 
-def another_gpu(subject: Subject) -> Answer:
+def another_gpu(subject: GpuUnderTest) -> Result:
     """Run on the next GPU while this one is torch's current device."""
-    return on_the_gpu(subject.beside((subject.index + 1) % subject.gpus), Layer.make())
+    return on_the_gpu(subject.beside((subject.index + 1) % subject.gpus))
 
 
-def backward_first(subject: Subject) -> Answer:
+def backward_first(subject: GpuUnderTest) -> Result:
     layer = Layer.make(padding=PADDING)
     geometry = Geometry(padding=(PADDING,) * 4)
     placed = layer.on(subject.device)
@@ -66,31 +56,3 @@ def backward_first(subject: Subject) -> Answer:
     assert db is not None
     exact = layer.exact()
     return layer.judge({"dx": dx, "dw": dw, "db": db}, {name: exact[name] for name in ("dx", "dw", "db")})
-
-
-SIDE_STREAM = Examination(
-    "side stream",
-    "launches go to torch's current stream",
-    lambda subject: {"": lambda: side_stream(subject)},
-    blocking=False,
-    quick=True,
-)
-FRESH_THREAD = Examination(
-    "fresh thread",
-    "a thread that has used no GPU before can convolve",
-    lambda subject: {"": lambda: fresh_thread(subject)},
-    Needs.TENSORS,
-)
-BACKWARD_FIRST = Examination(
-    "backward first",
-    "a gradient can be the first thing that a process computes",
-    lambda subject: {"": lambda: backward_first(subject)},
-    Needs.TENSORS,
-)
-ANOTHER_GPU = Examination(
-    "another GPU",
-    "tensors on a GPU that is not the current one are computed there",
-    lambda subject: {"": lambda: another_gpu(subject)},
-    Needs.TENSORS,
-    gpus=2,
-)

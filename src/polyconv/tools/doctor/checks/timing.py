@@ -12,14 +12,14 @@ import torch
 from ....cuda.backend import CudaBackend
 from ....cuda.planner.cost import LAUNCH_US
 from ....cuda.planner.plan import Plan
-from ....cuda.planner.planner import FAMILIES, family_name, plan_within
+from ....cuda.planner.planner import plan_cuda
 from ....measure.operands import Operands, ours, pytorch
 from ....measure.timing import cuda_sample, current, interleaved
 from ....problem import Pass, Problem, Shape
-from ....selection import PlanError
-from ..check import Answer, Examination, Part, fine
-from ..device_under_test import Subject
-from ..quick.correctness import operands
+from ..check import Part, Result, passed
+from ..device_under_test import GpuUnderTest
+from ..kernel_coverage import family_plans
+from ..verify import operands
 
 LAYERS: dict[str, tuple[Shape, Shape, dict[str, Any]]] = {
     "3x3, 64 channels": ((32, 64, 56, 56), (64, 64, 3, 3), {"padding": (1, 1, 1, 1)}),
@@ -35,7 +35,7 @@ TINY = 2000
 """Consecutive launches of a tiny kernel that measure the time per launch."""
 
 
-def parts(subject: Subject) -> Mapping[str, Part]:
+def parts(subject: GpuUnderTest) -> Mapping[str, Part]:
     found: dict[str, Part] = {"launch gap": lambda: launch_gap(subject)}
     for name in subject.some(list(LAYERS), 1):
         for kind in Pass:
@@ -44,10 +44,10 @@ def parts(subject: Subject) -> Mapping[str, Part]:
     return found
 
 
-def layer(subject: Subject, problem: Problem) -> Answer:
+def layer(subject: GpuUnderTest, problem: Problem) -> Result:
     """Time the chosen plan, PyTorch in three formats, and each family's best plan next to its estimate."""
     figures: dict[str, Any] = {}
-    random = Operands.random(problem).to(subject.device)
+    random = Operands.random(problem, device=subject.device)
     low = Operands(*(None if t is None else t.bfloat16() for t in (random.x, random.w, random.bias, random.dy)))  # type: ignore[arg-type]
     calls = {
         "ours": ours(problem, random),
@@ -64,23 +64,19 @@ def layer(subject: Subject, problem: Problem) -> Answer:
         figures["us"] = {name: round(timing.best * 1e6, 2) for name, timing in timings.items()}
         figures["measured_to_modelled"] = measured_to_modelled(subject, problem)
     ratio = timings["float32"].best / timings["ours"].best
-    return fine(f"{ratio:.2f} times as fast as PyTorch in float32", **figures, ratio=ratio)
+    return passed(f"{ratio:.2f} times as fast as PyTorch in float32", **figures, ratio=ratio)
 
 
-def measured_to_modelled(subject: Subject, problem: Problem) -> dict[str, float]:
+def measured_to_modelled(subject: GpuUnderTest, problem: Problem) -> dict[str, float]:
     """Ratio of measured to modelled time of each family's best plan."""
     found = {}
-    for family in FAMILIES:
-        try:
-            plan = plan_within((family,), problem, subject.description)
-        except PlanError:
-            continue
-        run = CudaBackend(subject.index, planner=partial(_settled, plan)).prepare(problem)
+    for family, plan in family_plans(problem, subject.description):
+        run = CudaBackend(subject.index, planner=partial(_settled, plan)).prepare(plan)
         shapes = {"x": problem.x_shape, "w": problem.w_shape, "y": problem.y_shape, "dw": problem.w_shape}
         tensors = {name: torch.randn(shape, device=subject.device) for name, shape in shapes.items()}
         run(tensors)
         best = min(cuda_sample(partial(run, tensors), SAMPLES) for _ in range(SAMPLES)) * 1e6
-        found[family_name(family)] = round(best / plan.cost_us, 3)
+        found[family] = round(best / plan.cost_us, 3)
     return found
 
 
@@ -88,23 +84,14 @@ def _settled(plan: Plan, *_: object) -> Plan:
     return plan
 
 
-def launch_gap(subject: Subject) -> Answer:
+def launch_gap(subject: GpuUnderTest) -> Result:
     """Time from launch to launch of a tiny kernel: the cost model's ``LAUNCH_US``."""
     problem = Problem.make(Pass.FPROP, (1, 8, 4, 4), (8, 1, 3, 3), padding=(1, 1, 1, 1), groups=8)
     given, exact = operands(problem)
     tensors = {name: value.float().to(subject.device) for name, value in {**given, **exact}.items()}
-    run = CudaBackend(subject.index).prepare_picture(problem)
+    backend = CudaBackend(subject.index)
+    run = backend.prepare_launches(plan_cuda(problem, backend.description), backend.weights)
     with current(subject.device):
         run(tensors)
         gap = min(cuda_sample(partial(run, tensors), TINY) for _ in range(SAMPLES)) * 1e6 / len(run.launches)
-    return fine(f"{gap:.1f} us from launch to launch; the model has {LAUNCH_US:.1f}", us=gap, modelled_us=LAUNCH_US)
-
-
-TIMING = Examination(
-    "timing",
-    "next to PyTorch in float32, TF32 and bfloat16, and next to the cost model, by family",
-    parts,
-    blocking=False,
-    quick=True,
-    limit=600.0,
-)
+    return passed(f"{gap:.1f} us from launch to launch; the model has {LAUNCH_US:.1f}", us=gap, modelled_us=LAUNCH_US)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -11,8 +12,8 @@ from torch.multiprocessing.spawn import spawn
 
 from ....model.replace import replace
 from ....util import tf32
-from ..check import Answer, Examination, Needs, doubtful, fine, wrong
-from ..device_under_test import Subject
+from ..check import Result, failed, judged, passed, warning
+from ..device_under_test import GpuUnderTest
 from .layer import ALLOWED, Layer, deviation
 
 STEPS = 20
@@ -67,30 +68,40 @@ def losses(model: nn.Module, x: Tensor, labels: Tensor, steps: int) -> list[floa
     return found
 
 
-def _sizes(subject: Subject) -> tuple[int, int, int]:
+def _sizes(subject: GpuUnderTest) -> tuple[int, int, int]:
     """Channels, batch and image size of the training."""
     return (4, 2, 6) if subject.quick else (64, 8, 32)
 
 
-def like_torch(subject: Subject) -> Answer:
+def like_torch(subject: GpuUnderTest) -> Result:
     """Compare the losses of some steps with those of PyTorch's convolutions, TF32 off."""
+    return _trained(subject, nn.Sequential, len(subject.some(range(STEPS), 3)))
+
+
+def data_parallel(subject: GpuUnderTest) -> Result:
+    return _trained(subject, nn.DataParallel, 3)
+
+
+def _trained(subject: GpuUnderTest, wrap: Callable[[nn.Module], nn.Module], steps: int) -> Result:
     width, images, size = _sizes(subject)
-    steps = len(subject.some(range(STEPS), 3))
     x, labels = (tensor.to(subject.device) for tensor in batch(images, size))
+    expected, ours = (network(width).to(subject.device) for _ in range(2))
+    replace(ours)
     with tf32.switched_off():
-        expected = losses(network(width).to(subject.device), x, labels, steps)
-        model = network(width).to(subject.device)
-        replace(model)
+        by_torch = losses(wrap(expected), x, labels, steps)
         with subject.at_work():
-            found = losses(model, x, labels, steps)
-    apart = max(abs(one - other) / other for one, other in zip(found, expected, strict=True))
-    words = f"losses of {steps} steps differ by up to {apart:.1e}"
+            return _compared(losses(wrap(ours), x, labels, steps), by_torch)
+
+
+def _compared(ours: list[float], torchs: list[float]) -> Result:
+    apart = max(abs(one - other) / other for one, other in zip(ours, torchs, strict=True))
+    words = f"losses of {len(ours)} steps differ from PyTorch's by up to {apart:.1e}"
     if not apart <= DIFFERENCE:
-        return wrong(f"{words}, allowed {DIFFERENCE:.0e}", difference=apart, ours=found, torch=expected)
-    return fine(words, difference=apart, last_loss=found[-1])
+        return failed(f"{words}, allowed {DIFFERENCE:.0e}", difference=apart, ours=ours, torch=torchs)
+    return passed(words, difference=apart, last_loss=ours[-1])
 
 
-def deterministic(subject: Subject) -> Answer:
+def deterministic(subject: GpuUnderTest) -> Result:
     layer = Layer.make()
     torch.use_deterministic_algorithms(True)
     try:
@@ -100,10 +111,10 @@ def deterministic(subject: Subject) -> Answer:
     finally:
         torch.use_deterministic_algorithms(False)
     differing = [name for name, value in runs[0].items() if not torch.equal(value, runs[1][name])]
-    return wrong(f"two runs differ in {', '.join(differing)}") if differing else layer.judge(runs[0])
+    return failed(f"two runs differ in {', '.join(differing)}") if differing else layer.judge(runs[0])
 
 
-def autocast(subject: Subject) -> Answer:
+def autocast(subject: GpuUnderTest) -> Result:
     """A step under autocast with a scaled loss: finite gradients, no skipped step, convolution in float32."""
     layer = Layer.make()
     placed = layer.on(subject.device)
@@ -128,37 +139,22 @@ def autocast(subject: Subject) -> Answer:
         exact = nn.functional.conv2d(placed.x.half().cpu().double(), before[0].cpu().double(), None, padding=1)
         exact += before[1].cpu().double()[:, None, None]
     if all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True)):
-        return wrong("the scaled step was left out: a gradient was not finite")
+        return failed("the scaled step was left out: a gradient was not finite")
     error = deviation(y, exact)
     if y.dtype is not torch.float32:
-        return doubtful(f"the result is {y.dtype}, its error {error:.1e}", error=error)
-    return fine(error=error) if error <= ALLOWED else wrong(f"error {error:.1e}, allowed {ALLOWED:.0e}", error=error)
+        return warning(f"the result is {y.dtype}, its error {error:.1e}", error=error)
+    return judged(error, ALLOWED)
 
 
-def data_parallel(subject: Subject) -> Answer:
-    width, images, size = _sizes(subject)
-    x, labels = (tensor.to(subject.device) for tensor in batch(2 * images, size))
-    with tf32.switched_off():
-        expected = losses(nn.DataParallel(network(width).to(subject.device)), x, labels, 3)
-        model = network(width).to(subject.device)
-        replace(model)
-        found = losses(nn.DataParallel(model), x, labels, 3)
-    apart = max(abs(one - other) / other for one, other in zip(found, expected, strict=True))
-    words = f"losses differ by up to {apart:.1e}"
-    return fine(words, difference=apart) if apart <= DIFFERENCE else wrong(words, difference=apart)
-
-
-def two_ranks(subject: Subject) -> Answer:
+def two_ranks(subject: GpuUnderTest) -> Result:
     """Two processes under DistributedDataParallel: both must have equal losses, close to PyTorch's."""
     width, images, size = _sizes(subject)
     with tempfile.TemporaryDirectory() as folder:
         spawn(_rank, (folder, subject.device.type == "cuda", width, images, size), nprocs=2)
         (ours, torchs), (others, _) = (torch.load(Path(folder) / f"rank{rank}.pt") for rank in (0, 1))
-    apart = max(abs(one - other) / other for one, other in zip(ours, torchs, strict=True))
     if ours != others:
-        return wrong(f"the ranks' weights drift apart: losses {ours} and {others}")
-    words = f"losses differ from PyTorch's by up to {apart:.1e}"
-    return fine(words, difference=apart) if apart <= DIFFERENCE else wrong(words, difference=apart)
+        return failed(f"the ranks' weights drift apart: losses {ours} and {others}")
+    return _compared(ours, torchs)
 
 
 def _rank(rank: int, folder: str, on_gpu: bool, width: int, images: int, size: int) -> None:
@@ -179,38 +175,3 @@ def _rank(rank: int, folder: str, on_gpu: bool, width: int, images: int, size: i
             found.append(losses(parallel, x, labels, 3))
     torch.save(found, Path(folder) / f"rank{rank}.pt")
     torch.distributed.destroy_process_group()
-
-
-TRAINING = Examination(
-    "training",
-    f"{STEPS} steps of a small ResNet have the losses that they have with PyTorch's convolutions in float32",
-    lambda subject: {"": lambda: like_torch(subject)},
-    Needs.TENSORS,
-    limit=600.0,
-)
-DETERMINISTIC = Examination(
-    "deterministic mode",
-    "runs under torch.use_deterministic_algorithms, and gives the same bits twice",
-    lambda subject: {"": lambda: deterministic(subject)},
-    Needs.TENSORS,
-)
-AUTOCAST = Examination(
-    "autocast",
-    "a step under autocast with a GradScaler",
-    lambda subject: {"": lambda: autocast(subject)},
-    Needs.TENSORS,
-)
-DATA_PARALLEL = Examination(
-    "DataParallel",
-    "replicas on two GPUs, in threads, train as with PyTorch's convolutions",
-    lambda subject: {"": lambda: data_parallel(subject)},
-    gpus=2,
-    limit=600.0,
-)
-TWO_RANKS = Examination(
-    "two ranks",
-    "two processes with NCCL train as with PyTorch's convolutions, and stay together",
-    lambda subject: {"": lambda: two_ranks(subject)},
-    gpus=2,
-    limit=600.0,
-)

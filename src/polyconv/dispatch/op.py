@@ -1,0 +1,48 @@
+"""The six convolutions as data: what one function needs to know to call any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Args = tuple[Any, Any, Any, Any, Any]
+"""Geometry of a call: (stride, padding, dilation, groups, padding mode) or, if transposed, (stride, padding, output
+padding, groups, dilation)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Op:
+    """A convolution or transposed convolution over ``rank`` axes."""
+
+    rank: int
+    transposed: bool
+    aten: Callable[..., Tensor]
+    """ATen's function with the same positional arguments, but for the padding mode."""
+
+    @property
+    def name(self) -> str:
+        return f"conv_transpose{self.rank}d" if self.transposed else f"conv{self.rank}d"
+
+    @property
+    def attributes(self) -> tuple[str, ...]:
+        """Module attributes that a call depends on: its geometry, as :func:`polyconv.dispatch.fastpath.call` takes it,
+        the tolerance, and one more."""
+        if self.transposed:
+            return "stride", "padding", "output_padding", "groups", "dilation", "tolerance", "padding_mode"
+        return "stride", "padding", "dilation", "groups", "padding_mode", "tolerance", "activation"
+
+
+CONV1D, CONV2D, CONV3D = (Op(rank, False, f) for rank, f in enumerate((F.conv1d, F.conv2d, F.conv3d), start=1))
+CONV_TRANSPOSE1D, CONV_TRANSPOSE2D, CONV_TRANSPOSE3D = (
+    Op(rank, True, f)
+    for rank, f in enumerate((torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d), start=1)
+)
+PUBLIC: dict[Op, Callable[..., Tensor]] = {}
+"""Public functions, for ``__torch_function__``; filled by :mod:`polyconv.functional`."""
+FORWARD = {op.rank: op for op in (CONV1D, CONV2D, CONV3D)}
+TRANSPOSED = {op.rank: op for op in (CONV_TRANSPOSE1D, CONV_TRANSPOSE2D, CONV_TRANSPOSE3D)}

@@ -1,0 +1,63 @@
+"""The unconditional lowerings of a problem, applied before planning until backends take the result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..backend import Run
+from ..problem import PaddingMode, Pass, Problem
+from .base import Lowering
+from .border import Cropped
+from .epilogue import begun, summed_per_channel
+from .extreme_geometry import Reduced, reduce_problem
+from .signal import Signal
+from .widen import Widened, has_no_half_kernel
+
+
+def lower(problem: Problem, backend: str) -> Lowering | None:
+    """Next lowering of a problem for a backend, by its name; None if the backend takes the problem."""
+    if problem.batch == 0 or problem.in_channels == 0 or 0 in problem.in_size:
+        return EmptySum(problem)
+    if problem.padding_mode is not PaddingMode.ZEROS and min(problem.padding) < 0:
+        return Cropped(problem)
+    reduction = reduce_problem(problem)
+    if backend == "cuda" and has_no_half_kernel(problem, reduction):
+        return Widened(problem)
+    if reduction is not None:
+        return EmptySum(problem) if reduction.nothing else Reduced.of(problem, reduction)
+    return Signal(problem) if problem.rank == 1 else None
+
+
+def lowered(problem: Problem, backend: str) -> tuple[Problem, ...]:
+    """Distinct problems that a backend runs for ``problem``: none if it is an empty sum."""
+    lowering = lower(problem, backend)
+    if lowering is None:
+        return (problem,)
+    return tuple(dict.fromkeys(each for part in lowering.problems for each in lowered(part, backend)))
+
+
+@dataclass(frozen=True, slots=True)
+class EmptySum:
+    """A pass without any product: outputs are bias and epilogue, gradients of input and weight are zero."""
+
+    problem: Problem
+    problems = ()
+
+    def adapt(self, runs: Mapping[Problem, Run]) -> Run:
+        return self._run
+
+    def in_words(self) -> str:
+        return "nothing runs: no output sees a pixel of the image"
+
+    def _run(self, tensors: MutableMapping[str, Tensor]) -> None:
+        if self.problem.kind is Pass.FPROP:
+            begun(tensors["y"], tensors.get("bias"), tensors.get("residual"), self.problem.activation)
+        elif self.problem.kind is Pass.DGRAD:
+            tensors["x"].zero_()
+        else:
+            tensors["dw"].zero_()
+            if "db" in tensors:
+                tensors["db"].copy_(summed_per_channel(tensors["y"]))

@@ -1,1 +1,0 @@
-"""The quick self-test: correctness and speed of a few layers."""
