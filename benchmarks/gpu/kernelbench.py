@@ -86,7 +86,7 @@ def parts(plan: Plan | CudaVolumePlan) -> list[tuple[Plan, int]]:
     """The plans of 2-D problems with their multiplicities: one plan, once, except for three axes."""
     if isinstance(plan, Plan):
         return [(plan, 1)]
-    return [(part, plan.times(picture)) for picture, part in plan.plans.items()]
+    return [(part, plan.times(problem)) for problem, part in plan.plans.items()]
 
 
 def moved_beside(plan: Plan | CudaVolumePlan) -> int:

@@ -48,8 +48,8 @@ MOST_CONTENDERS = TRIALS + 4
 @pytest.fixture(autouse=True)
 def _forgotten() -> Iterator[None]:
     yield
-    preferences.forget_races()
-    online._races.clear()
+    preferences.forget_outcomes()
+    online._sessions.clear()
     prepare.known.clear()  # prepared calls hold sessions
 
 
@@ -160,7 +160,7 @@ def test_a_layer_that_is_trained_is_decided_as_a_whole(timed: Timed, ours: float
     assert [plan.choice.endswith(aten.NAME) for plan in plans] == [not wins] * 3
 
 
-def test_explain_says_that_it_was_raced() -> None:
+def test_explain_says_that_it_was_autotuned() -> None:
     conv, x = polyconv.Conv2d(16, 16, 3, padding=1), torch.randn(X)
     with polyconv.benchmark(), torch.no_grad():
         until_decided(lambda: conv(x))
@@ -208,7 +208,7 @@ def test_what_the_model_chose_stays_where_times_are_too_uncertain(timed: Timed, 
     assert preferences.plan(timed, problem_of(x, w), inference=True).choice == (usual if stays else other)
 
 
-def test_a_race_is_short(timed: Timed) -> None:
+def test_a_session_is_short(timed: Timed) -> None:
     """Each candidate has a warm-up call; a hopeless one has a single trial."""
     x, w = tensors()
     timed.seconds = lambda name: 1.0 if name.endswith(aten.NAME) else 9.0
@@ -219,7 +219,7 @@ def test_a_race_is_short(timed: Timed) -> None:
     assert all(timed.ran.count(name) <= 3 for name in names if not name.endswith(aten.NAME))
 
 
-def test_a_race_of_equals_ends(timed: Timed) -> None:
+def test_a_session_of_equals_ends(timed: Timed) -> None:
     x, w = tensors()
     for seconds, rounds in ((1.0, online.ROUNDS), (1e-5, online.MORE_ROUNDS)):
         timed.seconds = lambda _, seconds=seconds: seconds  # type: ignore[misc]
@@ -256,7 +256,7 @@ def test_what_torch_wins_is_left_to_torch(timed: Timed) -> None:
 # ---- training
 
 
-def test_all_passes_of_training_are_raced(timed: Timed) -> None:
+def test_all_passes_of_training_are_autotuned(timed: Timed) -> None:
     conv, x = polyconv.Conv2d(16, 16, 3, padding=1), torch.randn(X, requires_grad=True)
     theirs = torch.nn.Conv2d(16, 16, 3, padding=1)
     theirs.load_state_dict(conv.state_dict())
@@ -266,9 +266,9 @@ def test_all_passes_of_training_are_raced(timed: Timed) -> None:
     for found in until_decided(lambda: torch.autograd.grad(conv(x), [x, *conv.parameters()], dy)):
         for mine, other in zip(found, expected, strict=True):
             torch.testing.assert_close(mine, other, rtol=1e-4, atol=2e-3)
-    raced = [key for _, key in online._races]
-    assert sorted(key.split()[0] for key in raced) == ["dgrad", "fprop", "wgrad"]
-    assert all(race.entry is not None for race in online._races.values())
+    keys = [key for _, key in online._sessions]
+    assert sorted(key.split()[0] for key in keys) == ["dgrad", "fprop", "wgrad"]
+    assert all(session.entry is not None for session in online._sessions.values())
 
 
 def test_gradients_that_never_come_are_given_up(timed: Timed) -> None:
@@ -311,17 +311,17 @@ def test_one_contender_at_a_time_keeps_what_it_makes_of_a_large_weight(
     x, w = tensors()
     for large in (False, True):
         monkeypatch.setattr(online, "LARGE", w.numel() + (not large))
-        online._races.clear()
+        online._sessions.clear()
         prepare.known.clear()
         call(x, w)
-        (race,) = online._races.values()
+        (session,) = online._sessions.values()
         kept = []
-        while not race.ended:
-            kept.append(len(race._runs))
+        while not session.ended:
+            kept.append(len(session._runs))
             call(x, w)
-        assert max(kept) == (1 if large else len(race._standings.running))
-        assert len(race._standings.samples[race._usual]) == online.ROUNDS
-        preferences.forget_races()
+        assert max(kept) == (1 if large else len(session._standings.running))
+        assert len(session._standings.samples[session._usual]) == online.ROUNDS
+        preferences.forget_outcomes()
 
 
 def test_who_drops_out_keeps_nothing(timed: Timed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,14 +330,14 @@ def test_who_drops_out_keeps_nothing(timed: Timed, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(online, "trim_memory", lambda: trimmed.append(True))
     timed.seconds = lambda name: 1.0 if name.endswith(aten.NAME) else 9.0
     call(x, w)
-    (race,) = online._races.values()
-    while len(race._standings.running) > 1:
+    (session,) = online._sessions.values()
+    while len(session._standings.running) > 1:
         call(x, w)
-        assert {name for _, name in race._runs} <= set(race._standings.running)
-        assert len(trimmed) == race.ended
+        assert {name for _, name in session._runs} <= set(session._standings.running)
+        assert len(trimmed) == session.ended
 
 
-def test_a_matrix_that_is_written_as_a_convolution_is_not_raced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_matrix_that_is_written_as_a_convolution_is_not_autotuned(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = tensors()
     backend, problem = CpuBackend(), problem_of(x, w)
     assert len(backend.plan(problem).trials()) > 1
@@ -349,7 +349,7 @@ def test_memory_is_given_back() -> None:
     online.trim_memory()
 
 
-def test_a_new_weight_in_every_call_ends_the_race(timed: Timed) -> None:
+def test_a_new_weight_in_every_call_ends_the_session(timed: Timed) -> None:
     x, _ = tensors()
     weights = [torch.randn(W) for _ in range(2)]
     for turn in range(3 * online.LONGEST):
@@ -359,7 +359,7 @@ def test_a_new_weight_in_every_call_ends_the_race(timed: Timed) -> None:
 
 
 @pytest.mark.parametrize("how", ["deterministic algorithms", "cudnn"])
-def test_nothing_is_raced_where_determinism_is_asked_for(timed: Timed, how: str) -> None:
+def test_nothing_is_autotuned_where_determinism_is_asked_for(timed: Timed, how: str) -> None:
     x, w = tensors()
     torch.use_deterministic_algorithms(how != "cudnn")
     try:
@@ -371,7 +371,7 @@ def test_nothing_is_raced_where_determinism_is_asked_for(timed: Timed, how: str)
     assert all(torch.equal(y, results[0]) for y in results)
 
 
-def test_a_race_that_has_begun_pauses_for_determinism(timed: Timed) -> None:
+def test_a_session_that_has_begun_pauses_for_determinism(timed: Timed) -> None:
     x, w = tensors()
     call(x, w)
     torch.use_deterministic_algorithms(True)
@@ -424,7 +424,7 @@ def test_it_pauses_for(timed: Timed, case: str) -> None:
     assert online.turns() == 0
 
 
-def test_what_was_measured_is_not_raced(timed: Timed, tmp_path: Path) -> None:
+def test_what_was_measured_is_not_autotuned(timed: Timed, tmp_path: Path) -> None:
     x, w = tensors()
     key = problem_key(problem_of(x, w), kept_weights=True)
     name = timed.plan(problem_of(x, w)).trials()[-1]
@@ -439,7 +439,7 @@ def test_what_was_measured_is_not_raced(timed: Timed, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_what_has_no_choice_is_not_raced(timed: Timed, dtype: torch.dtype) -> None:
+def test_what_has_no_choice_is_not_autotuned(timed: Timed, dtype: torch.dtype) -> None:
     x, w = (tensor.to(dtype) for tensor in tensors())
     for _ in range(3):
         call(x, w)
@@ -462,7 +462,7 @@ def test_who_fails_is_out(timed: Timed) -> None:
     assert preferences.plan(timed, problem_of(x, w), inference=True).choice != names[0]
 
 
-def test_threads_race_together(timed: Timed) -> None:
+def test_threads_share_a_session(timed: Timed) -> None:
     x, w = tensors()
     expected, wrong = F.conv2d(x, w, padding=1), []
 
@@ -477,8 +477,8 @@ def test_threads_race_together(timed: Timed) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
-    (race,) = online._races.values()
-    assert race.ended
+    (session,) = online._sessions.values()
+    assert session.ended
     assert preferences.plan(timed, problem_of(x, w), inference=True).choice.endswith(aten.NAME)
 
 
@@ -498,7 +498,7 @@ def test_the_switch() -> None:
     assert settings.Settings.from_environment({"POLYCONV_BENCHMARK": "on"}).benchmark
 
 
-def test_what_was_raced_holds_after_the_block(timed: Timed) -> None:
+def test_what_was_autotuned_holds_after_the_block(timed: Timed) -> None:
     x, w = tensors()
     wanted = timed.plan(problem_of(x, w), inference=True).trials()[-1]
     timed.seconds = lambda name: 0.5 if name == wanted else 1.0
@@ -530,7 +530,7 @@ print(preferences.plan(backend_for(x.device), problem, inference=True).explain()
 
 def test_a_later_process_follows_what_was_saved(tmp_path: Path) -> None:
     x, w = tensors()
-    path = tmp_path / "raced.json"
+    path = tmp_path / "tuned.json"
     assert polyconv.save_benchmark(path) == 0
     assert not path.exists(), "there is nothing to save"
     with polyconv.benchmark():
@@ -561,10 +561,10 @@ def worker(rank: int, folder: str) -> None:
         with warnings.catch_warnings(), the_backend.override("cpu", backend), polyconv.benchmark():
             warnings.simplefilter("error")
             call_until_decided(x, w)
-            (race,) = online._races.values()
-            assert race.entry is not None
+            (session,) = online._sessions.values()
+            assert session.entry is not None
             report = {
-                "own": race.entry.choice,
+                "own": session.entry.choice,
                 "runs": preferences.plan(backend, problem_of(x, w), inference=True).choice,
             }
         Path(folder, f"report{rank}.json").write_text(json.dumps(report))
@@ -594,8 +594,8 @@ def test_a_call_is_timed_on_the_gpu_of_its_tensors(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
-    race = SimpleNamespace(_pending=None)
+    session = SimpleNamespace(_pending=None)
     tensors: Any = {"x": SimpleNamespace(is_cuda=True, device=second)}
-    online.AutotuningSession._run_timed(race, "one", True, lambda _: seen.append("run"), tensors)  # type: ignore[arg-type]
+    online.AutotuningSession._run_timed(session, "one", True, lambda _: seen.append("run"), tensors)  # type: ignore[arg-type]
     assert seen == ["stream of cuda:1", "run", "stream of cuda:1"]
-    assert race._pending[0] == "one"
+    assert session._pending[0] == "one"

@@ -242,7 +242,7 @@ def another(backend: CpuBackend, problem: Problem = PROBLEM) -> str:
     return next((name for name in names if "ATen" not in name), names[0])  # a volume has two candidates
 
 
-@pytest.mark.parametrize("problem", [PROBLEM, SIGNAL, VOLUME], ids=["picture", "signal", "volume"])
+@pytest.mark.parametrize("problem", [PROBLEM, SIGNAL, VOLUME], ids=["image", "signal", "volume"])
 def test_the_cpu_backend_runs_what_the_file_says(tmp_path: Path, backend: CpuBackend, problem: Problem) -> None:
     """A 1-D problem is looked up as the 2-D problem that it is lowered to."""
     x, w = torch.randn(problem.x_shape), torch.randn(problem.w_shape, requires_grad=True)

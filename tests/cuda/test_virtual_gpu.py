@@ -64,11 +64,11 @@ def _forward_and_backward(case: Case) -> None:
         assert excess.max() <= 1, f"{name}{list(where)} is {got[where]} and should be {exact[name][where]}"
 
 
-def test_the_first_calls_are_a_race() -> None:
-    run_in_virtual_gpu(_race)
+def test_the_first_calls_are_autotuned() -> None:
+    run_in_virtual_gpu(_autotuned_calls)
 
 
-def _race() -> None:
+def _autotuned_calls() -> None:
     """Among polyconv's kernels only: every trial is correct, and one candidate is chosen."""
     torch.manual_seed(0)
     x, w = torch.randn(1, 8, 9, 12), torch.randn(16, 8, 3, 3)
@@ -81,11 +81,11 @@ def _race() -> None:
         while before != online.turns():
             before = online.turns()
             torch.testing.assert_close(polyconv.conv2d(x, w).double(), exact, atol=1e-3, rtol=1e-4)
-        (race,) = online._races.values()
-        assert race.entry is not None
-        assert race.entry.torch_seconds is None
-        assert set(race.entry.seconds) == set(names)
-        assert preferences.plan(backend, problem).choice == race.entry.choice
+        (session,) = online._sessions.values()
+        assert session.entry is not None
+        assert session.entry.torch_seconds is None
+        assert set(session.entry.seconds) == set(names)
+        assert preferences.plan(backend, problem).choice == session.entry.choice
         assert "chosen by autotuning in this process" in explain_plans(backend, problem)
 
 

@@ -92,7 +92,7 @@ def losses(model: nn.Module, x: torch.Tensor, target: torch.Tensor, steps: int =
     return found
 
 
-def test_a_race_is_timed_by_events_of_the_gpu(gpu: PretendedGpu) -> None:
+def test_autotuning_is_timed_by_events_of_the_gpu(gpu: PretendedGpu) -> None:
     """Every trial is correct, and one candidate is chosen."""
     x, w = torch.randn(1, 8, 9, 12), torch.randn(16, 8, 3, 3)
     on_gpu, exact = (x.cuda(), w.cuda()), F.conv2d(x.double(), w.double())

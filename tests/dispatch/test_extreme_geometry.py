@@ -317,8 +317,8 @@ def test_a_signal_has_no_other_axis_whose_stride_could_be_long(
     x = torch.randn(1, c, 64)
     expected = F.conv_transpose1d(x.double(), module.weight.double(), module.bias.double(), stride=stride, groups=k)
     torch.testing.assert_close(module(x).double(), expected, atol=1e-4, rtol=1e-4)
-    pictures = normalise((8, 8), stride=stride, rank=2)
-    assert reduce_geometry(Pass.DGRAD, (16 * stride, 16 * stride), (8, 8), pictures) is not None
+    both = normalise((8, 8), stride=stride, rank=2)
+    assert reduce_geometry(Pass.DGRAD, (16 * stride, 16 * stride), (8, 8), both) is not None
 
 
 def test_long_images_with_long_strides_and_paddings() -> None:

@@ -19,7 +19,7 @@ from polyconv.backend import Run
 from polyconv.cuda.planner import DEVICES
 from polyconv.cuda.planner.volumes import plan_volume, volume_us
 from polyconv.lowering.volume_stack import NAMES, Side, Stack, stack
-from polyconv.lowering.volume_sum import NAME as SUM_OF_PICTURES
+from polyconv.lowering.volume_sum import NAME as SUM_OF_SLICES
 from polyconv.numerics import reference
 from polyconv.problem import Activation, PaddingMode, Pass, Problem
 from polyconv.selection import Preference
@@ -71,13 +71,13 @@ def test_any_volume(problem: Problem, kind: Pass, side: Side, room: int) -> None
     assume(isinstance(answer, Stack))
     assert isinstance(answer, Stack)
     assert 4 * answer.room <= room
-    check(answer.problem, lambda _: answer.adapt({picture: by_torch(picture) for picture in answer.problems}))
+    check(answer.problem, lambda _: answer.adapt({part: by_torch(part) for part in answer.problems}))
 
 
 # ---- layout of the stack
 
 
-def test_neighbouring_pictures_share_their_sheets() -> None:
+def test_neighbouring_problems_share_their_slices() -> None:
     """With three taps of stride one each input slice is copied once, and no padding is."""
     problem = Problem.make(Pass.FPROP, (4, 3, 8, 9, 9), (16, 3, 3, 5, 5), padding=(1, 1, 0, 0, 0, 0))
     (block,) = found(problem, "x").blocks
@@ -88,14 +88,14 @@ def test_neighbouring_pictures_share_their_sheets() -> None:
     assert {call.problem.x_strides for call in block.calls} == {(3 * 81, 81, 9, 1)}
 
 
-def test_dilated_pictures_share_nothing() -> None:
+def test_dilated_problems_share_nothing() -> None:
     problem = Problem.make(Pass.FPROP, (1, 3, 8, 9, 9), (16, 3, 3, 5, 5), dilation=(2, 1, 1))
     (block,) = found(problem, "x").blocks
     assert block.slots == 4 * 3
-    assert [piece.sheets for piece in block.pieces] == [slice(0, 4, 1), slice(2, 6, 1), slice(4, 8, 1)]
+    assert [piece.slices for piece in block.pieces] == [slice(0, 4, 1), slice(2, 6, 1), slice(4, 8, 1)]
 
 
-def test_sheets_of_the_input_with_one_rest_have_the_same_taps() -> None:
+def test_slices_of_the_input_with_one_rest_have_the_same_taps() -> None:
     """Even outputs overlap the middle tap, odd ones the first and last; outputs run against the taps."""
     problem = Problem.make(Pass.DGRAD, (1, 4, 9, 8, 8), (6, 4, 3, 3, 3), stride=(2, 2, 2), padding=(1,) * 6)
     assert [phase.taps for phase in found(problem, "y").phases] == [(2, 0), (1,)]
@@ -154,10 +154,10 @@ def test_few_channels_are_stacked_on_a_gpu(kind: Pass) -> None:
     assert "not sum of slices: estimated to take" in text
     assert "not stacked outputs: estimated to take" in text
     assert 0 < plan.predicted_error <= problem.tolerance
-    assert plan.cost_us > plan.pictures_cost
+    assert plan.cost_us > plan.parts_cost
 
 
-@pytest.mark.parametrize("name", [SUM_OF_PICTURES, *NAMES.values()])
+@pytest.mark.parametrize("name", [SUM_OF_SLICES, *NAMES.values()])
 def test_a_way_can_be_preferred(name: str) -> None:
     problem = Problem.make(Pass.FPROP, (2, 16, 8, 32, 32), (32, 16, 3, 3, 3))
     plan = plan_volume(problem, DEVICES["v100"], prefer=Preference(name, "measured"))
@@ -175,7 +175,7 @@ def _a_measured_way_runs() -> None:
     with VirtualGpu() as gpu:
         backend = gpu.backend()
         ways = backend.plan(problem).trials()
-        assert set(ways) <= {SUM_OF_PICTURES, *NAMES.values()}
+        assert set(ways) <= {SUM_OF_SLICES, *NAMES.values()}
         assert len(ways) > 1
         for way in ways:
             with preferences.Forced({preferences.key_of(backend, problem): way}):
@@ -188,11 +188,9 @@ def test_a_stack_has_to_be_ahead() -> None:
     """The sum needs no memory, so it runs unless a stack is clearly ahead."""
     problem = Problem.make(Pass.FPROP, (8, 48, 50, 50, 50), (48, 48, 3, 3, 3))
     device = DEVICES["v100"]
-    summed, stack_of_inputs = (
-        plan_volume(problem, device, prefer=Preference(n)) for n in (SUM_OF_PICTURES, NAMES["x"])
-    )
+    summed, stack_of_inputs = (plan_volume(problem, device, prefer=Preference(n)) for n in (SUM_OF_SLICES, NAMES["x"]))
     assert volume_us(stack_of_inputs, device) < volume_us(summed, device) < stack_of_inputs.cost_us
-    assert plan_volume(problem, device).choice == SUM_OF_PICTURES
+    assert plan_volume(problem, device).choice == SUM_OF_SLICES
 
 
 def test_the_gradient_of_a_plain_sum_is_not_copied() -> None:

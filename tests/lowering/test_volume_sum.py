@@ -1,4 +1,4 @@
-"""3-D problems as sums of 2-D problems: the cut, plans of CPU engines and GPUs, and the choice."""
+"""3-D problems as sums of 2-D problems: the lowering, plans of CPU engines and GPUs, and the choice."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from polyconv.cuda.planner import DEVICES
 from polyconv.cuda.planner.volumes import planned
 from polyconv.lowering.extreme_geometry import Axis
 from polyconv.lowering.volume import scattered_bytes
-from polyconv.lowering.volume_sum import NAME, cut
+from polyconv.lowering.volume_sum import NAME, volume_sum
 from polyconv.problem import Activation, PaddingMode, Pass, Problem
 from polyconv.selection import Preference
 from virtual_gpu import run_in_virtual_gpu
 
-SHEETS = f"sum of slices, {engine.NAME}"
+SLICES = f"sum of slices, {engine.NAME}"
 PASSES = tuple(Pass)
 
 
@@ -37,15 +37,15 @@ PASSES = tuple(Pass)
 def test_every_tap_meets_every_output_once(problem: Problem, kind: Pass) -> None:
     """The first problem of each output place writes, the others add."""
     problem = problem.for_pass(kind)
-    found = cut(problem)
+    found = volume_sum(problem)
     along = Axis.of(problem, problem.in_size, problem.kernel, found.axis)
     pairs = [along.pixel(*pair) for pair in product(range(along.outputs), range(along.kernel))]
-    pictures = sum(sheets.problem.batch for sheets in found.sheets)
-    assert pictures == problem.batch * sum(pixel is not None for pixel in pairs)
+    slices = sum(call.problem.batch for call in found.calls)
+    assert slices == problem.batch * sum(pixel is not None for pixel in pairs)
     begun: Counter[int] = Counter()
-    for sheets in found.sheets:
-        begins = {Pass.FPROP: sheets.y, Pass.DGRAD: sheets.x, Pass.WGRAD: sheets.w}[kind]
-        if not sheets.adds:
+    for call in found.calls:
+        begins = {Pass.FPROP: call.y, Pass.DGRAD: call.x, Pass.WGRAD: call.w}[kind]
+        if not call.adds:
             begun[begins] += 1
     assert all(times == 1 for times in begun.values())
 
@@ -55,7 +55,7 @@ def test_every_tap_meets_every_output_once(problem: Problem, kind: Pass) -> None
 def test_any_volume_on_the_cpu(problem: Problem, kind: Pass) -> None:
     """By polyconv's engines, even if the planner would not choose them."""
     backend = CpuBackend()
-    check(problem.for_pass(kind), lambda problem: backend.prepare(backend.plan(problem, prefer=Preference(SHEETS))))
+    check(problem.for_pass(kind), lambda problem: backend.prepare(backend.plan(problem, prefer=Preference(SLICES))))
 
 
 # ---- which lowering runs
@@ -64,33 +64,33 @@ def test_any_volume_on_the_cpu(problem: Problem, kind: Pass) -> None:
 def test_a_width_that_is_cut_across_is_dear() -> None:
     """In such a 2-D problem no two elements are adjacent in memory; in channels_last those of a pixel are."""
     flat = Problem.make("fprop", (1, 3, 64, 64, 10), (64, 3, 3, 3, 1))
-    (sheets,) = {one.problem for one in cut(flat).sheets}
-    assert scattered_bytes(sheets, 64) == 40 * 10 * (3 * 64 * 64 + 64 * 62 * 62)
-    (sheets,) = {one.problem for one in cut(flat.channels_last()).sheets}
-    assert scattered_bytes(sheets, 64) == 0
-    assert preferences.plan(CpuBackend(), flat).chosen.name != SHEETS
+    (part,) = {one.problem for one in volume_sum(flat).calls}
+    assert scattered_bytes(part, 64) == 40 * 10 * (3 * 64 * 64 + 64 * 62 * 62)
+    (part,) = {one.problem for one in volume_sum(flat.channels_last()).calls}
+    assert scattered_bytes(part, 64) == 0
+    assert preferences.plan(CpuBackend(), flat).chosen.name != SLICES
 
 
 def test_a_kernel_of_one_tap_across_an_axis_needs_no_sums() -> None:
     for kernel, axis in (((1, 3, 3), 0), ((3, 1, 3), 1), ((3, 3, 1), 2), ((5, 1, 1), 1)):
         problem = Problem.make(Pass.FPROP, (2, 4, 6, 7, 8), (4, 4, *kernel), activation=Activation.RELU)
-        found = cut(problem)
+        found = volume_sum(problem)
         assert (found.axis, found.additions, found.activates_apart) == (axis, 0, False)
-        assert len(found.sheets) == problem.batch
+        assert len(found.calls) == problem.batch
 
 
 def test_padding_costs_nothing() -> None:
     """Of three taps over a depth of four, two outputs lack one tap each."""
     problem = Problem.make(Pass.FPROP, (1, 8, 4, 9, 9), (8, 8, 3, 3, 3), padding=(1, 1, 1, 1, 1, 1))
-    found = cut(problem)
-    assert sorted(sheets.problem.batch for sheets in found.sheets) == [3, 3, 4]
+    found = volume_sum(problem)
+    assert sorted(call.problem.batch for call in found.calls) == [3, 3, 4]
     assert found.gaps == ()
-    assert [sheets.adds for sheets in found.sheets] == [False, True, True]
+    assert [call.adds for call in found.calls] == [False, True, True]
 
 
 def test_images_of_channels_last_are_taken_at_once() -> None:
     problem = Problem.make(Pass.FPROP, (4, 8, 5, 9, 9), (8, 8, 1, 3, 3)).channels_last()
-    assert [sheets.problem.batch for sheets in cut(problem).sheets] == [20]
+    assert [call.problem.batch for call in volume_sum(problem).calls] == [20]
 
 
 @pytest.mark.parametrize("device", ["v100", "rtx4090"])
@@ -147,10 +147,10 @@ def test_the_optimizer_times_both() -> None:
     torch.testing.assert_close(model(x), expected, rtol=1e-3, atol=1e-4)
 
 
-def test_a_race_may_end_either_way() -> None:
+def test_autotuning_may_choose_either() -> None:
     problem = Problem.make(Pass.FPROP, (1, 16, 6, 12, 12), (16, 16, 3, 3, 3), padding=(1,) * 6)
     trials = CpuBackend().plan(problem).trials()
-    assert sorted(trials) == ["PyTorch's convolution, ATen", SHEETS]
+    assert sorted(trials) == ["PyTorch's convolution, ATen", SLICES]
 
 
 # ---- as machine code

@@ -177,14 +177,14 @@ def test_other_memory_at_the_same_address_is_seen(move: Callable[[Tensor], None]
 
 @pytest.mark.parametrize("size", [KEPT, ANEW])
 @pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("raced", [False, True])
-def test_tensors_may_be_swapped(size: int, frozen: bool, raced: bool) -> None:
+@pytest.mark.parametrize("autotuned", [False, True])
+def test_tensors_may_be_swapped(size: int, frozen: bool, autotuned: bool) -> None:
     """As ``module.to()`` does with ``torch.__future__.set_swap_module_params_on_conversion``."""
     conv, x = conv_and_input(size)
     other = Parameter(torch.randn_like(conv.weight))
     if frozen:
         polyconv.freeze(conv)
-    with torch.no_grad(), polyconv.benchmark(raced):
+    with torch.no_grad(), polyconv.benchmark(autotuned):
         for _ in range(3):
             assert is_right(conv, x)
             torch.utils.swap_tensors(conv.weight, other)

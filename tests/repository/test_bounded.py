@@ -52,7 +52,7 @@ GROWING = {
     "runtime/warn_once.py _said": "a text, up to MOST",
     "autotune/online.py AutotuningSession._runs": "a contender",
     "autotune/online.py AutotuningSession._warm": "a contender",
-    "autotune/online.py _prepared": "a race, up to MOST_PREPARED",
+    "autotune/online.py _prepared": "a session, up to MOST_PREPARED",
     "util/lru.py LruTable.older": "half of the capacity",
     "model/replace.py Replacement.left_alone": "a module, in a report",
     "settings.py _observers": "a module of polyconv",
@@ -100,7 +100,7 @@ def test_every_table_without_a_bound_is_known() -> None:
 def test_many_shapes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under ``benchmark``, which stores most per shape: nightly 20,000 shapes, else enough to fill the tables."""
     if not NIGHTLY:
-        for table in (prepare.known, preferences._raced, online._races, online._passes):
+        for table in (prepare.known, preferences._outcomes, online._sessions, online._passes):
             monkeypatch.setattr(table, "capacity", 64)
         monkeypatch.setattr(online, "MOST_PREPARED", 16)
     forget()
@@ -115,7 +115,7 @@ def test_many_shapes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
                 if number % (5000 if NIGHTLY else 50) == 49:
                     gc.collect()
                     sizes.append(anonymous())
-                for table in (prepare.known, preferences._raced, online._races, online._passes):
+                for table in (prepare.known, preferences._outcomes, online._sessions, online._passes):
                     assert len(table) <= table.capacity
                 assert len(online._prepared) <= online.MOST_PREPARED
         assert sizes[-1] - sizes[1] < 64 * 2**20
@@ -124,8 +124,8 @@ def test_many_shapes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forget() -> None:
-    preferences.forget_races()
-    for table in (prepare.known, online._races, online._passes, online._prepared):
+    preferences.forget_outcomes()
+    for table in (prepare.known, online._sessions, online._passes, online._prepared):
         table.clear()
 
 
@@ -135,14 +135,14 @@ def anonymous() -> int:
     return sum(int(status.get(name, "0 kB").split()[0]) for name in ("RssAnon", "VmSwap")) * 2**10
 
 
-def test_outcomes_of_races_are_found_in_constant_time() -> None:
+def test_outcomes_are_found_in_constant_time() -> None:
     """Lookup by key, independent of size: no table is scanned."""
     backend_environment = Environments("cpu")
-    preferences.forget_races()
+    preferences.forget_outcomes()
     remembered = len(preferences._measured.entries)
     try:
         for number in range(200):
-            preferences.settle(backend_environment, f"problem {number}", "a kernel", "a race")
+            preferences.settle(backend_environment, f"problem {number}", "a kernel", "a session")
         compared = Environments.compared
         found = preferences._own("problem 100", backend_environment)
         assert found is not None
@@ -150,7 +150,7 @@ def test_outcomes_of_races_are_found_in_constant_time() -> None:
         assert Environments.compared - compared <= 2
         assert len(preferences._measured.entries) == remembered
     finally:
-        preferences.forget_races()
+        preferences.forget_outcomes()
 
 
 class Environments(str):

@@ -18,7 +18,7 @@ import pytest
 from polyconv.cuda.planner import DEVICES, KernelSpec, Launch, Plan, plan_cuda
 from polyconv.cuda.planner.plan import Work
 from polyconv.cuda.planner.volumes import planned
-from polyconv.lowering.volume_sum import NAME, cut
+from polyconv.lowering.volume_sum import NAME, volume_sum
 from polyconv.measure.workloads import find
 from polyconv.problem import Pass, Problem
 from polyconv.selection import Preference
@@ -173,20 +173,20 @@ def test_the_published_kernelbench_table_is_of_todays_plans(kernelbench: ModuleT
 
 
 @pytest.mark.parametrize("kind", list(Pass))
-def test_a_volume_is_its_pictures_each_as_often_as_it_runs(kernelbench: ModuleType, kind: Pass) -> None:
+def test_a_volume_is_its_2d_problems_each_as_often_as_it_runs(kernelbench: ModuleType, kind: Pass) -> None:
     problem = Problem.make(kind, (2, 8, 6, 12, 12), (16, 8, 3, 3, 3), padding=(1,) * 6)
     plan = planned(problem, DEVICES["v100"], prefer=Preference(NAME))
-    sheets = cut(problem).sheets
+    calls = volume_sum(problem).calls
     parts = kernelbench.parts(plan)
-    assert sum(times for _, times in parts) == len(sheets)
+    assert sum(times for _, times in parts) == len(calls)
     multiplied = sum(times * part.problem.multiplications for part, times in parts)
     assert multiplied == problem.multiplications * (6 + 2 * 5) // (6 * 3)  # a tap at the end overlaps one slice fewer
-    apart = [] if kind is Pass.FPROP else [one for one in sheets if one.adds]
+    apart = [] if kind is Pass.FPROP else [one for one in calls if one.adds]
     shape = {Pass.DGRAD: (5, 8, 12, 12), Pass.WGRAD: (16, 8, 3, 3)}.get(kind, ())
     assert kernelbench.moved_beside(plan) == 12 * len(apart) * prod(shape)
-    picture = plan_cuda(PROBLEM, DEVICES["v100"])
-    assert kernelbench.parts(picture) == [(picture, 1)]
-    assert kernelbench.moved_beside(picture) == 0
+    alone = plan_cuda(PROBLEM, DEVICES["v100"])
+    assert kernelbench.parts(alone) == [(alone, 1)]
+    assert kernelbench.moved_beside(alone) == 0
 
 
 def test_the_page_compares_with_the_larger_limit(kernelbench: ModuleType, tmp_path: Path) -> None:

@@ -51,15 +51,15 @@ LARGE = 2**20
 """Weight size [elements] from which a candidate's prepared weight is freed after each trial and prepared again before
 the next, untimed: those of all candidates of all layers are many times what a network keeps."""
 
-MOST_RACES = 2048
+MOST_SESSIONS = 2048
 """Largest number of sessions kept, ended ones included, which hold the measurements."""
 MOST_PREPARED = 256
 """Largest number of sessions that keep prepared weights: more than the layers and passes of a network. A program with
 new shapes at each call would otherwise keep prepared weights for each."""
 
-_races: LruTable[tuple[Environment, str], AutotuningSession] = LruTable(MOST_RACES)
+_sessions: LruTable[tuple[Environment, str], AutotuningSession] = LruTable(MOST_SESSIONS)
 """Sessions by environment and key."""
-_passes: LruTable[Hashable, dict[Pass, AutotuningSession]] = LruTable(MOST_RACES)
+_passes: LruTable[Hashable, dict[Pass, AutotuningSession]] = LruTable(MOST_SESSIONS)
 """Sessions of trained layers, by layer."""
 _prepared: OrderedDict[AutotuningSession, None] = OrderedDict()
 """Sessions that keep prepared weights, least recently used first."""
@@ -261,8 +261,8 @@ class AutotuningSession:
     def _dispatch_overhead(self) -> float:
         """Untimed dispatch overhead of polyconv's kernels [s], given the gains of the layer's other passes."""
         passes = (_passes[self._layer] or {}) if self._layer is not None else {}
-        others = [(kind, race) for kind, race in list(passes.items()) if race is not self]
-        ahead = {kind: gained for kind, race in others if (gained := race._ahead) is not None}
+        others = [(kind, session) for kind, session in list(passes.items()) if session is not self]
+        ahead = {kind: gained for kind, session in others if (gained := session._ahead) is not None}
         overhead: float = self._plan.dispatch_overhead(ahead)
         return overhead
 
@@ -311,7 +311,7 @@ def wrap(
         run(tensors)
         if next(ahead) == 0:
             for (environment, key), gradient in later.items():
-                if _races[environment, key] is None:
+                if _sessions[environment, key] is None:
                     choice = backend.plan(gradient).trials()[0]
                     preferences.settle(environment, key, choice, "not autotuned: never called")
 
@@ -323,17 +323,17 @@ def _session(
 ) -> AutotuningSession:
     """Running session of a problem, or a new one."""
     with STATE_LOCK:
-        race = _races[place]
-        if race is None or race.ended:
-            race = AutotuningSession(backend, *place, problem, inference=inference)
-            _races.put(place, race)
-            if race._layer is not None:
-                passes = _passes[race._layer]
+        session = _sessions[place]
+        if session is None or session.ended:
+            session = AutotuningSession(backend, *place, problem, inference=inference)
+            _sessions.put(place, session)
+            if session._layer is not None:
+                passes = _passes[session._layer]
                 if passes is None:
                     passes = {}
-                    _passes.put(race._layer, passes)
-                passes[problem.kind] = race
-    return race
+                    _passes.put(session._layer, passes)
+                passes[problem.kind] = session
+    return session
 
 
 def _place(backend: Backend[Any], problem: Problem, inference: bool) -> tuple[Environment, str] | None:
@@ -346,7 +346,7 @@ def _place(backend: Backend[Any], problem: Problem, inference: bool) -> tuple[En
 
 def turns() -> int:
     """Calls that took part in autotuning so far. A call that does not increase the count has only settled problems."""
-    return sum(race.calls for race in _races.every().values())
+    return sum(session.calls for session in _sessions.every().values())
 
 
 def save_benchmark(path: str | PathLike[str]) -> int:
@@ -358,8 +358,8 @@ def save_benchmark(path: str | PathLike[str]) -> int:
     from .tuning_file import Tuning, merge, update
 
     with STATE_LOCK:
-        every = _races.every().items()
-        ended = [(environment, key, race.entry) for (environment, key), race in every if race.entry]
+        every = _sessions.every().items()
+        ended = [(environment, key, session.entry) for (environment, key), session in every if session.entry]
     found = merge(Tuning.of(environment, {key: entry}) for environment, key, entry in ended)
     if ended:
         update(Path(path), found)

@@ -53,10 +53,10 @@ def plan(backend: Backend[P], problem: Problem, *, inference: bool = False, w: T
     key, environment = key_of(backend, problem, inference=inference), backend.environment()
     forced = _forced.entries[-1].value if _forced.entries else None
     is_forced = forced is not None and key in forced.choices
-    wish = Preference(forced.choices[key], "asked for") if forced and is_forced else _own(key, environment)
+    wish = Preference(forced.choices[key]) if forced and is_forced else _own(key, environment)
     found = backend.plan(problem, inference=inference, prefer=wish)
     # Do not publish the cost model's choice before autotuning: the first rank to finish decides.
-    alone = is_forced or (forced is not None and forced.alone) or (wish is None and _races())
+    alone = is_forced or (forced is not None and forced.alone) or (wish is None and _is_autotuning())
     if not alone and (agreed := rank_consensus.agree(environment.device, key, found.choice)) != found.choice:
         wish = Preference(agreed, AGREED)
         found = backend.plan(problem, inference=inference, prefer=wish)
@@ -94,9 +94,9 @@ def _own(key: str, environment: Environment) -> Preference | None:
     for entry in reversed(_measured.entries):
         if key in entry.value.choices and entry.value.environment == environment:
             return Preference(entry.value.choices[key], entry.value.source)
-    raced = _raced[environment, key]
-    if raced is not None:
-        return raced
+    outcome = _outcomes[environment, key]
+    if outcome is not None:
+        return outcome
     from . import tuning_lookup
 
     found = tuning_lookup.find(key, environment)
@@ -108,10 +108,10 @@ def _own(key: str, environment: Environment) -> Preference | None:
 
 def may_autotune(key: str, environment: Environment) -> bool:
     """True if the problem is to be autotuned online: enabled, and without any measured preference."""
-    return _races() and _own(key, environment) is None
+    return _is_autotuning() and _own(key, environment) is None
 
 
-def _races() -> bool:
+def _is_autotuning() -> bool:
     """True if online autotuning is active: not inside :class:`Forced` or :func:`watched`, nor in deterministic mode."""
     return settings.current().benchmark and not _forced.entries and not determinism_is_asked_for()
 
@@ -157,36 +157,36 @@ def forget(measured: ScopeEntry[Measured]) -> None:
     _measured.take(measured)
 
 
-MOST_RACED = 8192
+MOST_OUTCOMES = 8192
 """Largest number of autotuning outcomes kept."""
 
-_raced: LruTable[tuple[Environment, str], Preference] = LruTable(MOST_RACED)
+_outcomes: LruTable[tuple[Environment, str], Preference] = LruTable(MOST_OUTCOMES)
 """Outcomes by environment and key. A problem whose outcome is evicted is autotuned again."""
-_raced_changes = 0
+_outcome_changes = 0
 
 
 @state_version.include
-def _races_that_ended() -> int:
-    return _raced_changes
+def _outcomes_changed() -> int:
+    return _outcome_changes
 
 
 def settle(environment: Environment, key: str, choice: str, source: str) -> None:
     """Prefer the outcome of an autotuning session from now on; :func:`remember` takes precedence."""
-    global _raced_changes
+    global _outcome_changes
     with STATE_LOCK:
         state_version.changed()
-        _raced.put((environment, key), Preference(choice, source))
-        _raced_changes += 1
+        _outcomes.put((environment, key), Preference(choice, source))
+        _outcome_changes += 1
         state_version.changed()
 
 
-def forget_races() -> None:
+def forget_outcomes() -> None:
     """Undo every :func:`settle`, so that problems are autotuned again."""
-    global _raced_changes
+    global _outcome_changes
     with STATE_LOCK:
         state_version.changed()
-        _raced.clear()
-        _raced_changes += 1
+        _outcomes.clear()
+        _outcome_changes += 1
         state_version.changed()
 
 

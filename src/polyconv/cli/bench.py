@@ -118,8 +118,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume", action="store_true", help="take up the run that wrote the output file: measure what it lacks"
     )
-    picture = parser.add_argument("--plot", metavar="FILE", type=Path, help="draw the ratios (.png, .svg or .pdf)")
-    _options.completes(picture, _options.FILES)
+    plot = parser.add_argument("--plot", metavar="FILE", type=Path, help="draw the ratios (.png, .svg or .pdf)")
+    _options.completes(plot, _options.FILES)
     _options.add_examples(
         parser,
         "polyconv bench",

@@ -230,7 +230,7 @@ def _plan(problem: Problem, device: CpuDevice, inference: bool, prefer: Preferen
 
 
 @lru_cache(maxsize=4096)
-def _plan_of_picture(problem: Problem, device: CpuDevice) -> CpuPlan:
+def _plan_2d(problem: Problem, device: CpuDevice) -> CpuPlan:
     """Plan a slice of a volume by native kernels."""
     return _plan_of(problem, Costs(ran_for(problem), device, False), None, own_kernels=True)
 
@@ -421,7 +421,7 @@ def offered_for_volumes(problem: Problem, device: CpuDevice) -> Iterator[CpuCand
     candidate for the slices: it would have to copy these views."""
     own = native.takes(problem)
     if own:
-        yield from engines_volumes.candidates(problem, device, lambda picture: _plan_of_picture(picture, device))
+        yield from engines_volumes.candidates(problem, device, lambda part: _plan_2d(part, device))
     if not own or problem.dtype == "float32":
         yield from aten.candidates(problem, device)
 

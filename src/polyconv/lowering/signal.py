@@ -18,7 +18,7 @@ HEIGHT = 2
 """Dimension that is inserted."""
 
 
-def picture(tensor: Tensor) -> Tensor:
+def as_image(tensor: Tensor) -> Tensor:
     """View with a height of 1 if the tensor is a signal or its weight, else the tensor."""
     return tensor.unsqueeze(HEIGHT) if tensor.dim() == HEIGHT + 1 else tensor
 
@@ -37,7 +37,7 @@ class Signal:
         (run,) = runs.values()
 
         def run_on_views(tensors: MutableMapping[str, Tensor]) -> None:
-            given = {name: picture(tensor) for name, tensor in tensors.items()}
+            given = {name: as_image(tensor) for name, tensor in tensors.items()}
             if "w" in tensors:
                 given["owner"] = tensors["w"]
             views = dict(given)

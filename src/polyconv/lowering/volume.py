@@ -87,7 +87,7 @@ class VolumePlan(Generic[P]):
         return ()
 
     @property
-    def pictures_cost(self) -> float:
+    def parts_cost(self) -> float:
         """Cost of all 2-D problems [planner's unit], without extra traffic."""
         return sum(self.plans[call.problem].cost for call in self.parts.calls)
 
@@ -105,13 +105,13 @@ class VolumePlan(Generic[P]):
 
 def planned_parts(parts: Parts, plan: Callable[[Problem], P]) -> VolumePlan[P]:
     """Plan the 2-D problems of a 3-D problem."""
-    return VolumePlan(parts, {picture: plan(picture) for picture in parts.problems})
+    return VolumePlan(parts, {part: plan(part) for part in parts.problems})
 
 
-def scattered_bytes(picture: Problem, most: int) -> int:
+def scattered_bytes(problem: Problem, most: int) -> int:
     """Memory traffic of tensors without adjacent elements [bytes]: up to ``most``, one transaction, per element."""
-    tensors = ((picture.x_shape, picture.x_strides), (picture.y_shape, picture.y_strides))
-    return sum(prod(shape) * min(most, _apart(shape, strides) * picture.element_bytes) for shape, strides in tensors)
+    tensors = ((problem.x_shape, problem.x_strides), (problem.y_shape, problem.y_strides))
+    return sum(prod(shape) * min(most, _apart(shape, strides) * problem.element_bytes) for shape, strides in tensors)
 
 
 def _apart(shape: Shape, strides: Strides) -> int:

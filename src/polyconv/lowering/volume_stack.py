@@ -46,7 +46,7 @@ class Piece(NamedTuple):
     """Equally spaced slots of the stack, and the equally spaced slices of the tensor that they hold."""
 
     slots: slice
-    sheets: slice
+    slices: slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Stack:
     def adapt(self, runs: Mapping[Problem, Run]) -> Run:
         """Run the 2-D problems block by block. All blocks share one buffer."""
         problem = self.problem
-        run_pass = _run_weight_gradient if problem.kind is Pass.WGRAD else _run_pictures
+        run_pass = _run_weight_gradient if problem.kind is Pass.WGRAD else _run_fprop_or_dgrad
 
         def run_all(tensors: MutableMapping[str, Tensor]) -> None:
             result = tensors[RESULTS[problem.kind]]
@@ -137,18 +137,18 @@ class Stack:
         return RESULTS[self.problem.kind] == self.side
 
     @property
-    def sheet(self) -> tuple[int, ...]:
-        return sheet_of(self.problem, self.axis, self.side)
+    def slice_shape(self) -> tuple[int, ...]:
+        return slice_shape(self.problem, self.axis, self.side)
 
     @property
     def stacked_elements(self) -> int:
         """Total elements copied to stacks or added from them."""
-        return prod(self.sheet) * sum(len(block.images) * block.slots for block in self.blocks)
+        return prod(self.slice_shape) * sum(len(block.images) * block.slots for block in self.blocks)
 
     @property
     def room(self) -> int:
         """Elements of the largest stack."""
-        return prod(self.sheet) * max(len(block.images) * block.slots for block in self.blocks)
+        return prod(self.slice_shape) * max(len(block.images) * block.slots for block in self.blocks)
 
     @property
     def extra_traffic(self) -> tuple[int, int]:
@@ -172,10 +172,10 @@ class Stack:
         tensor = {"x": "input", "y": "output"}[self.side]
         *fewer, taps = sorted({len(phase.taps) for phase in self.phases})
         size = f"{self.stacked_elements * self.problem.element_bytes / 2**20:.1f} MiB"
-        what = "added up" if self.written else "copied"
+        channels, what = taps * self.slice_shape[0], "added up" if self.written else "copied"
         return (
             f"{len(self.calls)} problems across the {AXES[3][self.axis]}, with the {tensor} slices of "
-            f"{'up to ' if fewer else ''}{taps} taps stacked as {taps * self.sheet[0]} channels; {size} are {what}:"
+            f"{'up to ' if fewer else ''}{taps} taps stacked as {channels} channels; {size} are {what}:"
         )
 
 
@@ -194,16 +194,16 @@ def stack(problem: Problem, side: Side, room: int) -> Stack | str:
     w = problem.w_shape, problem.w_strides
     if not all(all_apart(*tensor) for tensor in (tensors[side], w)):
         return "elements repeat in memory, as in an expanded tensor, and the error model cannot see that of a copy"
-    sheet_bytes = problem.element_bytes * prod(sheet_of(problem, axis, side))
+    slice_bytes = problem.element_bytes * prod(slice_shape(problem, axis, side))
     phases = phases_of(problem, axis, side)
     most = max(phase.taps for phase in phases)
-    if most * sheet_bytes > room:
-        return f"{most} slices take {most * sheet_bytes / 2**20:.1f} MiB, and the workspace is {room / 2**20:.1f} MiB"
-    sheets = room // sheet_bytes
+    if most * slice_bytes > room:
+        return f"{most} slices take {most * slice_bytes / 2**20:.1f} MiB, and the workspace is {room / 2**20:.1f} MiB"
+    slices = room // slice_bytes
     written = RESULTS[problem.kind] == side
     additions, gaps = 0, []
     if problem.kind is Pass.WGRAD:  # the results of all 2-D problems are added to the first one
-        found = [_blocks(problem, axis, side, along, phase, sheets) for phase in phases if phase.taps]
+        found = [_blocks(problem, axis, side, along, phase, slices) for phase in phases if phase.taps]
         additions = max(sum(len(block.calls) for block in blocks) for blocks in found) - 1
         gaps = sorted(set(range(along.kernel)) - {tap for phase in phases for tap in _taps(phase)})
     elif written:
@@ -219,7 +219,7 @@ def stack(problem: Problem, side: Side, room: int) -> Stack | str:
         frozen=False,
     )
     stacked = tuple(
-        StackedPhase(_taps(phase), tuple(_blocks(part, axis, side, along, phase, sheets)))
+        StackedPhase(_taps(phase), tuple(_blocks(part, axis, side, along, phase, slices)))
         for phase in phases
         if phase.taps
     )
@@ -236,18 +236,18 @@ def phases_of(problem: Problem, axis: int, side: Side) -> tuple[Phase, ...]:
     return tuple(phase.forwards() for phase in found)
 
 
-def stacked_picture(problem: Problem, axis: int, side: Side, taps: int) -> Problem:
+def stacked_problem(problem: Problem, axis: int, side: Side, taps: int) -> Problem:
     """2-D problem of one slice with ``taps`` slices of a tensor as channels, and contiguous strides."""
-    picture = replace(problem.across(axis), batch=1)
+    flat = replace(problem.across(axis), batch=1)
     if side == "x":
-        picture = replace(picture, in_channels=taps * problem.in_channels)
+        flat = replace(flat, in_channels=taps * problem.in_channels)
     else:
-        picture = replace(picture, out_channels=taps * problem.out_channels)
-    x, w, y = map(contiguous_strides, (picture.x_shape, picture.w_shape, picture.y_shape))
-    return replace(picture, x_strides=x, w_strides=w, y_strides=y)
+        flat = replace(flat, out_channels=taps * problem.out_channels)
+    x, w, y = map(contiguous_strides, (flat.x_shape, flat.w_shape, flat.y_shape))
+    return replace(flat, x_strides=x, w_strides=w, y_strides=y)
 
 
-def sheet_of(problem: Problem, axis: int, side: Side) -> tuple[int, ...]:
+def slice_shape(problem: Problem, axis: int, side: Side) -> tuple[int, ...]:
     """Channels and extents of one slice."""
     across = problem.across(axis)
     return across.x_shape[1:] if side == "x" else across.y_shape[1:]
@@ -264,7 +264,7 @@ def _positions(phase: Phase) -> range:
 
 def _most_additions(problem: Problem, along: Axis, side: Side, phases: Iterable[Phase]) -> int:
     met = Counter(
-        _sheet_at(along, side, phase.read_first + i * phase.read_step + j * phase.tap_step)
+        _slice_at(along, side, phase.read_first + i * phase.read_step + j * phase.tap_step)
         for phase in phases
         for i in range(phase.count)
         for j in range(phase.taps)
@@ -274,7 +274,7 @@ def _most_additions(problem: Problem, along: Axis, side: Side, phases: Iterable[
     return max(met.values(), default=0) + begun
 
 
-def _sheet_at(along: Axis, side: Side, place: int) -> int | None:
+def _slice_at(along: Axis, side: Side, place: int) -> int | None:
     """Slice of the stacked tensor at a position along the axis, None for zeros."""
     if side == "x":
         return along.pixel_at(place)
@@ -283,22 +283,22 @@ def _sheet_at(along: Axis, side: Side, place: int) -> int | None:
 
 def _blocks(part: Problem, axis: int, side: Side, along: Axis, phase: Phase, room: int) -> Iterator[Block]:
     """Blocks of images, or of parts of an image, that fit a stack of ``room`` slices, of nearly equal size."""
-    apart = _pictures_apart(phase, overlap=RESULTS[part.kind] != side and part.groups == 1)
+    apart = _slots_apart(phase, overlap=RESULTS[part.kind] != side and part.groups == 1)
 
     def slots_for(count: int) -> int:
         return (count - 1) * apart + phase.taps
 
     images = max(1, room // slots_for(phase.count))
-    pictures = phase.count if images > 1 else min(phase.count, (room - phase.taps) // apart + 1)
+    most = phase.count if images > 1 else min(phase.count, (room - phase.taps) // apart + 1)
     for own_images in _even(part.batch, images):
-        for own in _even(phase.count, pictures):
+        for own in _even(phase.count, most):
             cut, slots = phase.cut(own.start, len(own)), slots_for(len(own))
             pieces, zeros = _pieces(along, side, cut, apart, slots)
             calls = tuple(_calls(part, axis, side, cut, own_images, apart, slots))
             yield Block(own_images, slots, apart, pieces, zeros, calls)
 
 
-def _pictures_apart(phase: Phase, *, overlap: bool) -> int:
+def _slots_apart(phase: Phase, *, overlap: bool) -> int:
     """Distance between consecutive 2-D problems [slots]: below ``phase.taps`` if they can share slots."""
     steps, rest = divmod(phase.read_step, phase.tap_step)
     return steps if overlap and not rest and steps < phase.taps else phase.taps
@@ -314,12 +314,12 @@ def _pieces(
         filled: list[tuple[int, int]] = []
         empty: list[tuple[int, int]] = []
         for slot in range(first, slots, apart):
-            picture, tap = divmod(slot, apart)
-            sheet = _sheet_at(along, side, phase.read_first + picture * phase.read_step + tap * phase.tap_step)
-            if sheet is None:
+            number, tap = divmod(slot, apart)
+            found = _slice_at(along, side, phase.read_first + number * phase.read_step + tap * phase.tap_step)
+            if found is None:
                 empty.append((slot, slot))
             else:
-                filled.append((slot, sheet))
+                filled.append((slot, found))
         pieces += _progressions(filled)
         zeros += (piece.slots for piece in _progressions(empty))
     return tuple(pieces), tuple(zeros)
@@ -335,8 +335,8 @@ def _progressions(pairs: Sequence[tuple[int, int]]) -> Iterator[Piece]:
             while end < len(pairs) and _difference(pairs[end], pairs[end - 1]) == step:
                 end += 1
         last = pairs[end - 1]
-        slots, sheets = (slice(pairs[at][i], last[i] + 1, step[i]) for i in (0, 1))
-        yield Piece(slots, sheets)
+        slots, slices = (slice(pairs[at][i], last[i] + 1, step[i]) for i in (0, 1))
+        yield Piece(slots, slices)
         at = end
 
 
@@ -354,23 +354,23 @@ def _calls(
     part: Problem, axis: int, side: Side, phase: Phase, images: range, apart: int, slots: int
 ) -> Iterator[StackCall]:
     """2-D problems of a block, batched over the slices of an image or over images, whichever makes fewer calls."""
-    dense = stacked_picture(part, axis, side, phase.taps)
-    sheet = prod(sheet_of(part, axis, side))
+    dense = stacked_problem(part, axis, side, phase.taps)
+    size = prod(slice_shape(part, axis, side))
     plain = part.y_strides if side == "x" else part.x_strides
     begins = images.start * plain[0] + phase.written_first * plain[2 + axis]
-    picture_steps = apart * sheet, phase.written_step * plain[2 + axis]
-    image_steps = slots * sheet, plain[0]
+    slice_steps = apart * size, phase.written_step * plain[2 + axis]
+    image_steps = slots * size, plain[0]
     by_image = len(images) <= phase.count
-    batch, inner = (phase.count, picture_steps) if by_image else (len(images), image_steps)
-    many, outer = (len(images), image_steps) if by_image else (phase.count, picture_steps)
+    batch, inner = (phase.count, slice_steps) if by_image else (len(images), image_steps)
+    many, outer = (len(images), image_steps) if by_image else (phase.count, slice_steps)
     for number in range(many):
         at_stacked, at_plain = number * outer[0], begins + number * outer[1]
         yield StackCall(
-            _picture(dense, part.across(axis), side, batch, inner, (at_stacked, at_plain)), at_stacked, at_plain
+            _on_views(dense, part.across(axis), side, batch, inner, (at_stacked, at_plain)), at_stacked, at_plain
         )
 
 
-def _picture(
+def _on_views(
     dense: Problem, across: Problem, side: Side, batch: int, steps: tuple[int, int], begins: tuple[int, int]
 ) -> Problem:
     """2-D problem on views; ``steps`` and ``begins`` are batch strides and offsets in the stack and other tensor."""
@@ -386,7 +386,7 @@ def _picture(
 # ---- execution
 
 
-def _run_pictures(stack: Stack, runs: Mapping[Problem, Run], tensors: Mapping[str, Tensor]) -> None:
+def _run_fprop_or_dgrad(stack: Stack, runs: Mapping[Problem, Run], tensors: Mapping[str, Tensor]) -> None:
     """Forward pass or input gradient."""
     memory = tensors[stack.side].new_empty(stack.room)
     for phase in stack.phases:
@@ -395,8 +395,8 @@ def _run_pictures(stack: Stack, runs: Mapping[Problem, Run], tensors: Mapping[st
             for call, own in views:
                 runs[call.problem]({**own, "w": w, **({"bias": tensors["bias"]} if call.problem.bias else {})})
             if stack.written:
-                for sheets, slots in _slices_and_slots(stack, block, tensors, memory):
-                    sheets.add_(slots)
+                for slices, slots in _slices_and_slots(stack, block, tensors, memory):
+                    slices.add_(slots)
 
 
 def _run_weight_gradient(stack: Stack, runs: Mapping[Problem, Run], tensors: Mapping[str, Tensor]) -> None:
@@ -425,8 +425,8 @@ def _filled_blocks(
     """Blocks with their views, each after its slices are copied to the stack, unless the pass writes the stack."""
     for block in phase.blocks:
         if not stack.written:
-            for sheets, slots in _slices_and_slots(stack, block, tensors, memory):
-                slots.copy_(sheets)
+            for slices, slots in _slices_and_slots(stack, block, tensors, memory):
+                slots.copy_(slices)
             for zeros in block.zeros:
                 _slots(stack, block, memory, zeros).zero_()
         yield block, _views(stack, block, tensors, memory)
@@ -452,14 +452,14 @@ def _seen(tensor: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], call
 def _slots(stack: Stack, block: Block, memory: Tensor, slots: slice) -> Tensor:
     """View of some slots of a stack: images, slots, groups, channels of a group, extents of a slice."""
     images, groups = len(block.images), stack.problem.groups
-    channels, *size = stack.sheet
-    own = memory[: images * block.slots * prod(stack.sheet)]
+    channels, *size = stack.slice_shape
+    own = memory[: images * block.slots * prod(stack.slice_shape)]
     if groups == 1:
         return own.view(images, block.slots, 1, channels, *size)[:, slots]
     taps = block.apart  # with groups, 2-D problems share no slot
     first, tap = divmod(slots.start, taps)
-    pictures = own.view(images, -1, groups, taps, channels // groups, *size)
-    return pictures[:, first : ceil_div(slots.stop - tap, taps) : ceil_div(slots.step, taps), :, tap]
+    by_tap = own.view(images, -1, groups, taps, channels // groups, *size)
+    return by_tap[:, first : ceil_div(slots.stop - tap, taps) : ceil_div(slots.step, taps), :, tap]
 
 
 def _slices_and_slots(
@@ -469,7 +469,7 @@ def _slices_and_slots(
     images = tensors[stack.side][block.images.start : block.images.stop].movedim(2 + stack.axis, 1)
     for piece in block.pieces:
         yield (
-            images[:, piece.sheets].unflatten(2, (stack.problem.groups, -1)),
+            images[:, piece.slices].unflatten(2, (stack.problem.groups, -1)),
             _slots(stack, block, memory, piece.slots),
         )
 

@@ -39,7 +39,7 @@ NAME = "sum of slices"
 
 
 @dataclass(frozen=True, slots=True)
-class Sheets:
+class SliceProblem:
     """Input and output slices that overlap through one tap: one 2-D problem, on views."""
 
     problem: Problem
@@ -59,12 +59,12 @@ class Sheets:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class VolumeSum:
     """A 3-D problem as a sum of 2-D problems."""
 
     problem: Problem
     axis: int
-    sheets: tuple[Sheets, ...]
+    calls: tuple[SliceProblem, ...]
     gaps: tuple[range, ...]
     """Slices of the result that no 2-D problem initialises, to be filled with zeros or bias and residual."""
     additions: int
@@ -75,12 +75,8 @@ class Cut:
         return NAME
 
     @property
-    def calls(self) -> tuple[Sheets, ...]:
-        return self.sheets
-
-    @property
     def problems(self) -> tuple[Problem, ...]:
-        return tuple(dict.fromkeys(sheets.problem for sheets in self.sheets))
+        return tuple(dict.fromkeys(call.problem for call in self.calls))
 
     @property
     def activates_apart(self) -> bool:
@@ -90,12 +86,12 @@ class Cut:
     @property
     def addends(self) -> list[int]:
         """Elements of each result that is added to the output."""
-        return [prod(result_shape(sheets.problem)) for sheets in self.sheets if sheets.adds]
+        return [prod(result_shape(call.problem)) for call in self.calls if call.adds]
 
     @property
     def extra_traffic(self) -> tuple[int, int]:
         """Extra traffic of adding separate buffers: (bytes, launches)."""
-        added = [prod(result_shape(sheets.problem)) for sheets in self.sheets if sheets.apart]
+        added = [prod(result_shape(call.problem)) for call in self.calls if call.apart]
         return 3 * self.problem.element_bytes * sum(added), len(added)
 
     def predicted_error(self, errors: Iterable[float]) -> float:
@@ -103,30 +99,30 @@ class Cut:
         return max(errors) + error_of_additions(self.problem, self.additions)
 
     def in_words(self) -> str:
-        adding = sum(one.adds for one in self.sheets)
-        return f"{len(self.sheets)} problems across the {AXES[3][self.axis]}, {adding} of them added to others:"
+        adding = sum(one.adds for one in self.calls)
+        return f"{len(self.calls)} problems across the {AXES[3][self.axis]}, {adding} of them added to others:"
 
     def adapt(self, runs: Mapping[Problem, Run]) -> Run:
         """Run the 2-D problems in order. Separate results share one buffer: each is added before the next."""
         name = RESULTS[self.problem.kind]
-        steps = [(sheets, runs[sheets.problem], _views(sheets)) for sheets in self.sheets]
-        room = max((prod(result_shape(sheets.problem)) for sheets in self.sheets if sheets.apart), default=0)
+        steps = [(call, runs[call.problem], _views(call)) for call in self.calls]
+        room = max((prod(result_shape(call.problem)) for call in self.calls if call.apart), default=0)
 
         def run_all(tensors: MutableMapping[str, Tensor]) -> None:
             for gap in self.gaps:
                 _begin(self, gap, name, tensors)
             apart = tensors[name].new_empty(room)
-            for sheets, run, views in steps:
+            for call, run, views in steps:
                 shape, strides, begins = views[name]
-                result = _seen(tensors[name], shape, sheets.result_strides, begins)
+                result = _seen(tensors[name], shape, call.result_strides, begins)
                 given = {key: _seen(tensors[key], *view) for key, view in views.items() if key != name}
-                given[name] = apart.as_strided(shape, strides) if sheets.apart else result
-                if sheets.problem.bias:
+                given[name] = apart.as_strided(shape, strides) if call.apart else result
+                if call.problem.bias:
                     given["bias"] = tensors["bias"]
-                if sheets.adds and not sheets.apart:
+                if call.adds and not call.apart:
                     given["residual"] = result
                 run(given)
-                if sheets.apart:
+                if call.apart:
                     result.add_(given[name])
                 elif given[name] is not result:  # the backend returned a result buffer of its own
                     result.copy_(given[name])
@@ -144,45 +140,45 @@ def result_shape(problem: Problem) -> Shape:
 
 
 @lru_cache(maxsize=1024)
-def cut(problem: Problem) -> Cut:
+def volume_sum(problem: Problem) -> VolumeSum:
     """Slice across the first axis with the fewest taps, which needs the fewest sums."""
     axis = problem.kernel.index(min(problem.kernel))
     along = Axis.of(problem, problem.in_size, problem.kernel, axis)
     begin, add, additions = [], [], Counter[_Place]()
     begun: set[_Place] = set()
-    for meeting in _by_images(problem, axis, sorted(_meetings(along), key=lambda meeting: -meeting.length)):
-        places = meeting.places(problem.kind, along.stride)
+    for overlap in _by_images(problem, axis, sorted(_overlaps(along), key=lambda overlap: -overlap.length)):
+        places = overlap.places(problem.kind, along.stride)
         if begun.isdisjoint(places):
-            begin.append(meeting)
+            begin.append(overlap)
             begun.update(places)
         else:
-            add.append(meeting)
+            add.append(overlap)
             additions.update(places)
     most = max(additions.values(), default=0)
     part = replace(problem, tolerance=max(0.0, problem.tolerance - error_of_additions(problem, most)))
     if most:
         part = replace(part, activation=Activation.NONE)
-    sheets = [
-        (meeting.image or 0, _sheets(part, axis, meeting, adds=adds))
-        for adds, meetings in ((False, begin), (True, add))
-        for meeting in meetings
+    calls = [
+        (overlap.image or 0, _slice_problem(part, axis, overlap, adds=adds))
+        for adds, overlaps in ((False, begin), (True, add))
+        for overlap in overlaps
     ]
-    sheets.sort(key=lambda pair: pair[0])  # image by image, so that accumulated outputs stay in the cache
+    calls.sort(key=lambda pair: pair[0])  # image by image, so that accumulated outputs stay in the cache
     extent = {Pass.FPROP: along.outputs, Pass.DGRAD: along.extent, Pass.WGRAD: along.kernel}[problem.kind]
     gaps = _ranges(sorted(set(range(extent)) - {place for _, place in begun}))
-    return Cut(problem, axis, tuple(one for _, one in sheets), tuple(gaps), most)
+    return VolumeSum(problem, axis, tuple(one for _, one in calls), tuple(gaps), most)
 
 
 _Place = tuple[int | None, int]
 """Slice of the result: image (None for all of them, or for a weight gradient) and position along the axis."""
 
 
-class _Meeting(NamedTuple):
+class _TapOverlap(NamedTuple):
     """Tap overlap: one tap and ``length`` consecutive output slices, whose input slices are a stride apart."""
 
     tap: int
     output: int
-    sheet: int
+    pixel: int
     length: int
     image: int | None = None
     """Index of the image; None for all images."""
@@ -191,27 +187,27 @@ class _Meeting(NamedTuple):
         """Slices of the result."""
         if kind is Pass.WGRAD:
             return [(None, self.tap)]
-        first, step = (self.output, 1) if kind is Pass.FPROP else (self.sheet, stride)
+        first, step = (self.output, 1) if kind is Pass.FPROP else (self.pixel, stride)
         return [(self.image, first + step * number) for number in range(self.length)]
 
 
-def _meetings(along: Axis) -> Iterator[_Meeting]:
+def _overlaps(along: Axis) -> Iterator[_TapOverlap]:
     """All overlaps of taps with input slices, as few as possible."""
     for tap in range(along.kernel):
-        now: _Meeting | None = None
+        now: _TapOverlap | None = None
         for output in range(along.outputs):
-            sheet = along.pixel(output, tap)
-            if now is not None and (output, sheet) == (now.output + now.length, now.sheet + now.length * along.stride):
+            pixel = along.pixel(output, tap)
+            if now is not None and (output, pixel) == (now.output + now.length, now.pixel + now.length * along.stride):
                 now = now._replace(length=now.length + 1)
                 continue
             if now is not None:
                 yield now
-            now = None if sheet is None else _Meeting(tap, output, sheet, 1)
+            now = None if pixel is None else _TapOverlap(tap, output, pixel, 1)
         if now is not None:
             yield now
 
 
-def _by_images(problem: Problem, axis: int, meetings: Sequence[_Meeting]) -> Iterator[_Meeting]:
+def _by_images(problem: Problem, axis: int, overlaps: Sequence[_TapOverlap]) -> Iterator[_TapOverlap]:
     """Split overlaps so that each is a batch with one stride: over all images, one image, or one output slice; all in
     the same way, so that images are computed alike."""
     images, stride = problem.batch, problem.stride[axis]
@@ -219,20 +215,20 @@ def _by_images(problem: Problem, axis: int, meetings: Sequence[_Meeting]) -> Ite
         (problem.x_strides[0], stride * problem.x_strides[2 + axis]),
         (problem.y_strides[0], problem.y_strides[2 + axis]),
     ]
-    if images > 1 and all(outer == one.length * inner for one in meetings for outer, inner in steps):
-        yield from meetings
-    elif images <= max(meeting.length for meeting in meetings):
-        yield from (meeting._replace(image=image) for meeting in meetings for image in range(images))
+    if images > 1 and all(outer == one.length * inner for one in overlaps for outer, inner in steps):
+        yield from overlaps
+    elif images <= max(overlap.length for overlap in overlaps):
+        yield from (overlap._replace(image=image) for overlap in overlaps for image in range(images))
     else:
-        for tap, output, sheet, length, _ in meetings:
-            yield from (_Meeting(tap, output + i, sheet + i * stride, 1) for i in range(length))
+        for tap, output, pixel, length, _ in overlaps:
+            yield from (_TapOverlap(tap, output + i, pixel + i * stride, 1) for i in range(length))
 
 
-def _sheets(problem: Problem, axis: int, meeting: _Meeting, *, adds: bool) -> Sheets:
+def _slice_problem(problem: Problem, axis: int, overlap: _TapOverlap, *, adds: bool) -> SliceProblem:
     """2-D problem of one overlap. A separate result buffer is dense."""
-    kind, (tap, output, sheet, length, image) = problem.kind, meeting
+    kind, (tap, output, pixel, length, image) = problem.kind, overlap
     x_axis, y_axis = problem.x_strides[2 + axis], problem.y_strides[2 + axis]
-    x, w, y = sheet * x_axis, tap * problem.w_strides[2 + axis], output * y_axis
+    x, w, y = pixel * x_axis, tap * problem.w_strides[2 + axis], output * y_axis
     batch, x_step, y_step = length, problem.stride[axis] * x_axis, y_axis
     if image is not None:
         x, y = x + image * problem.x_strides[0], y + image * problem.y_strides[0]
@@ -242,7 +238,7 @@ def _sheets(problem: Problem, axis: int, meeting: _Meeting, *, adds: bool) -> Sh
         batch = problem.batch * length
     moved = (y,) if adds and kind is Pass.DGRAD else (x, y)  # a separate buffer is aligned by the allocator
     across = problem.across(axis)
-    picture = replace(
+    part = replace(
         across,
         batch=batch,
         x_strides=(x_step, *across.x_strides[1:]),
@@ -252,13 +248,13 @@ def _sheets(problem: Problem, axis: int, meeting: _Meeting, *, adds: bool) -> Sh
         residual=kind is Pass.FPROP and (adds or problem.residual),
         frozen=False,
     )
-    strides = {Pass.FPROP: picture.y_strides, Pass.DGRAD: picture.x_strides, Pass.WGRAD: picture.w_strides}[kind]
-    dense = (channels_last_strides if strides[1] == 1 else contiguous_strides)(result_shape(picture))
+    strides = {Pass.FPROP: part.y_strides, Pass.DGRAD: part.x_strides, Pass.WGRAD: part.w_strides}[kind]
+    dense = (channels_last_strides if strides[1] == 1 else contiguous_strides)(result_shape(part))
     if adds and kind is Pass.DGRAD:
-        picture = replace(picture, x_strides=dense)
+        part = replace(part, x_strides=dense)
     elif adds and kind is Pass.WGRAD:
-        picture = replace(picture, w_strides=dense)
-    return Sheets(picture, x, w, y, strides, adds)
+        part = replace(part, w_strides=dense)
+    return SliceProblem(part, x, w, y, strides, adds)
 
 
 def _ranges(numbers: Sequence[int]) -> Iterator[range]:
@@ -277,27 +273,27 @@ _View = tuple[Shape, Strides, int]
 """Shape, strides, and offset in the tensor [elements]."""
 
 
-def _views(sheets: Sheets) -> dict[str, _View]:
+def _views(call: SliceProblem) -> dict[str, _View]:
     """Views of the 3-D tensors that a 2-D problem uses, by name."""
-    problem = sheets.problem
-    w = (problem.w_shape, problem.w_strides, sheets.w)
-    y = (problem.y_shape, problem.y_strides, sheets.y)
+    problem = call.problem
+    w = (problem.w_shape, problem.w_strides, call.w)
+    y = (problem.y_shape, problem.y_strides, call.y)
     views = {
-        "x": (problem.x_shape, problem.x_strides, sheets.x),
+        "x": (problem.x_shape, problem.x_strides, call.x),
         "dw" if problem.kind is Pass.WGRAD else "w": w,
         "y": y,
     }
-    return views | ({"residual": y} if problem.residual and not sheets.adds else {})
+    return views | ({"residual": y} if problem.residual and not call.adds else {})
 
 
 def _seen(tensor: Tensor, shape: Shape, strides: Strides, begins: int) -> Tensor:
     return tensor.as_strided(shape, strides, tensor.storage_offset() + begins)
 
 
-def _begin(cut: Cut, gap: range, name: str, tensors: Mapping[str, Tensor]) -> None:
+def _begin(whole: VolumeSum, gap: range, name: str, tensors: Mapping[str, Tensor]) -> None:
     """Fill slices of the result with an empty sum: zeros, or in a forward pass bias, residual and activation."""
     result, residual = tensors[name], tensors.get("residual")
-    dim = 2 + cut.axis
+    dim = 2 + whole.axis
     added = None if residual is None else residual.narrow(dim, gap.start, len(gap))
-    activation = Activation.NONE if cut.activates_apart else cut.problem.activation
+    activation = Activation.NONE if whole.activates_apart else whole.problem.activation
     begun(result.narrow(dim, gap.start, len(gap)), tensors.get("bias"), added, activation)

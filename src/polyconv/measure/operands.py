@@ -20,7 +20,7 @@ from ..arguments import Geometry
 from ..cpu.engines import aten
 from ..cpu.engines.aten import takes_padding
 from ..lowering.aten import CONVOLUTIONS, convolution_backward
-from ..lowering.signal import HEIGHT, picture
+from ..lowering.signal import HEIGHT, as_image
 from ..lowering.volume_sum import result_shape
 from ..nn import OURS as OF_TORCHS
 from ..problem import RESULTS, Pass, Problem, Shape
@@ -71,14 +71,14 @@ class Operands:
         dy = None if self.dy is None else _channels_last(self.dy)
         return Operands(_channels_last(self.x), _channels_last(self.w), self.bias, dy)
 
-    def pictures(self) -> Operands:
+    def as_images(self) -> Operands:
         """Views of 1-D tensors with height 1."""
-        return Operands(picture(self.x), picture(self.w), self.bias, None if self.dy is None else picture(self.dy))
+        return Operands(as_image(self.x), as_image(self.w), self.bias, None if self.dy is None else as_image(self.dy))
 
 
 def _channels_last(tensor: Tensor) -> Tensor:
     """Copy in channels_last; a signal by way of its 2-D view, because torch has no such format for 1-D tensors."""
-    seen = picture(tensor)
+    seen = as_image(tensor)
     copy = seen.clone(memory_format=CHANNELS_LAST_OF[seen.dim()])
     return copy if copy.dim() == tensor.dim() else copy.squeeze(HEIGHT)
 

@@ -45,8 +45,8 @@ def wanted_by(problems: Iterable[Problem], arch: str) -> Wanted:
     for asked in problems:
         for device in devices:
             try:
-                pictures = _pictures(asked, device, workspace, measured.get(problem_key(asked), ()))
-                for problem in dict.fromkeys(pictures):
+                lowered = _problems_2d(asked, device, workspace, measured.get(problem_key(asked), ()))
+                for problem in dict.fromkeys(lowered):
                     plan = plan_cuda(problem, device, workspace)
                     wanted.kernels.update(dict.fromkeys(plan.kernels))
                     wanted.kernels.update(dict.fromkeys(_close_kernels(plan, device, workspace)))
@@ -59,7 +59,7 @@ def wanted_by(problems: Iterable[Problem], arch: str) -> Wanted:
     return wanted
 
 
-def _pictures(problem: Problem, device: CudaDevice, workspace: int, measured: Iterable[str]) -> Iterator[Problem]:
+def _problems_2d(problem: Problem, device: CudaDevice, workspace: int, measured: Iterable[str]) -> Iterator[Problem]:
     """2-D problems that a volume may be lowered to; any other problem itself."""
     if problem.rank != 3:
         yield problem

@@ -64,24 +64,24 @@ def test_a_layer_is_measured(case: Case) -> None:
 
 
 @pytest.mark.parametrize("mode", list(Mode), ids=str)
-def test_ours_is_raced_before_it_is_measured(mode: Mode) -> None:
+def test_ours_is_autotuned_before_it_is_measured(mode: Mode) -> None:
     if not native.is_available():
         pytest.skip(str(native.why_absent()))
     layer = replace(small_layer(), input=(1, 16, 21, 22), out_channels=24)
     cases = Cases((mode,), (Layout.NCHW,), (1,), (1,), repeats=1, benchmark=True)
     (contest,) = ab_suites.layer_contests([layer], cases)
-    preferences.forget_races()
+    preferences.forget_outcomes()
     try:
         found = contest.run()
-        chosen = {key.split()[0]: raced.name for (_, key), raced in preferences._raced.every().items()}
+        chosen = {key.split()[0]: outcome.name for (_, key), outcome in preferences._outcomes.every().items()}
         assert set(found.plans) == {f"{kind} {choice}" for kind, choice in chosen.items()}
         assert chosen.keys() == ({"fprop"} if mode is Mode.INFERENCE else {"fprop", "dgrad", "wgrad"})
     finally:
-        preferences.forget_races()
+        preferences.forget_outcomes()
 
 
-def test_raced_rows_are_a_suite_of_their_own() -> None:
-    names = [suites.of_layers(Cases(benchmark=raced), (), 1, 0).name for raced in (False, True)]
+def test_autotuned_rows_are_a_suite_of_their_own() -> None:
+    names = [suites.of_layers(Cases(benchmark=tuned), (), 1, 0).name for tuned in (False, True)]
     assert names == ["layers", "layers, autotuned"]
 
 
@@ -250,7 +250,7 @@ def test_tables(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("draw", [charts.of_networks, charts.of_layers], ids=["networks", "layers"])
 @pytest.mark.parametrize("count", [1, 20])
-def test_pictures(draw: object, count: int, tmp_path: Path) -> None:
+def test_charts(draw: object, count: int, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     found = [duel(f"net {n}", 0.3 + n / 10, case, f"kind {n}") for n in range(count) for case in CASES]
     shown = draw(found)  # type: ignore[operator]
@@ -278,7 +278,7 @@ def figure(shown: object, legend: str) -> Any:
 )
 @pytest.mark.parametrize("cases", [CASES[:1], CASES], ids=["one panel", "eight"])
 @pytest.mark.parametrize("count", [1, 20])
-def test_no_text_leaves_a_picture(draw: Any, legend: str, cases: list[Case], count: int) -> None:
+def test_no_text_leaves_a_chart(draw: Any, legend: str, cases: list[Case], count: int) -> None:
     pytest.importorskip("matplotlib")
     found = [duel(f"a network {n}", 0.3 + n / 10, case, f"a kind {n}") for n in range(count) for case in cases]
     shown = figure(draw(found), legend)
@@ -294,7 +294,7 @@ def test_no_text_leaves_a_picture(draw: Any, legend: str, cases: list[Case], cou
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_picture_of_networks_has_its_band(count: int) -> None:
+def test_a_chart_of_networks_has_its_band(count: int) -> None:
     """Also for one network: as far to both sides of 1 as PyTorch against itself."""
     pytest.importorskip("matplotlib")
     shown = figure(charts.of_networks([duel(f"net {n}", 0.5) for n in range(count)]), charts.NETWORKS_LEGEND)

@@ -23,7 +23,7 @@ from polyconv import backend, cli, settings
 from polyconv.cli import _options
 from polyconv.cpu import native
 from polyconv.cpu.planner import plan_cpu
-from polyconv.lowering.signal import picture
+from polyconv.lowering.signal import as_image
 from polyconv.measure import accuracy, batch_limits, environment, timing
 from polyconv.measure.batch_limits import Batch, cut_batch
 from polyconv.measure.operands import CHANNELS_LAST, NCHW, OURS, OURS_CHANNELS_LAST, Operands, candidates
@@ -150,7 +150,7 @@ def test_candidates_of_one_axis_and_transposed_compute_the_same(name: str, kind:
     problem = small.problem(kind)
     operands = Operands.random(problem)
     for call in candidates(problem, operands, transposed=small.transposed).values():
-        assert accuracy.measure(problem.as_2d(), operands.pictures(), picture(call())).error < 1e-4
+        assert accuracy.measure(problem.as_2d(), operands.as_images(), as_image(call())).error < 1e-4
 
 
 def test_layouts_have_weights_of_their_own() -> None:

@@ -253,7 +253,7 @@ def test_borders_are_those_of_the_argument(mode: str, imported: Any, builds: Bui
 # ---- one axis, and transposed
 
 
-def test_a_signal_is_a_picture_of_height_one(imported: Any, calls: Calls) -> None:
+def test_a_signal_is_an_image_of_height_one(imported: Any, calls: Calls) -> None:
     module = imported("kb76")
     module._call = calls
     model = module.ModelNew(4, 6, 3, 2, bias=True)

@@ -90,12 +90,10 @@ class Distribution(Case):
             plans: list[Any] = [preferences.plan(backend, d.problem, inference=d.inference) for d in seen]
         plan: CpuPlan = plans[-1]
         row = report.rows[0]
-        pictures = (x, w) if self.rank == 2 else (x.unsqueeze(2), w.unsqueeze(2))
+        images = (x, w) if self.rank == 2 else (x.unsqueeze(2), w.unsqueeze(2))
         convolve = F.conv1d if self.rank == 1 else F.conv2d
         exact = convolve(x.double(), w.double())
-        scale = scales(plan.problem, dict(zip(("x", "w"), pictures, strict=True)))["y"].reshape(
-            1, -1, *(1,) * self.rank
-        )
+        scale = scales(plan.problem, dict(zip(("x", "w"), images, strict=True)))["y"].reshape(1, -1, *(1,) * self.rank)
         off = (found.double() - exact).abs()
         error = largest(off, scale)
         prominent = max(1.0, largest(exact.abs(), scale) / NORMAL_PEAK)

@@ -8,7 +8,7 @@ from typing import Protocol
 from ...backend import Run
 from ...lowering.volume import Plan2d, VolumePlan, planned_parts, scattered_bytes
 from ...lowering.volume_sum import NAME as FORM
-from ...lowering.volume_sum import Cut, cut
+from ...lowering.volume_sum import VolumeSum, volume_sum
 from ...problem import Pass, Problem
 from ..device import CpuDevice
 from ..plan import CpuCandidate
@@ -38,12 +38,12 @@ class SlicePlan(Plan2d, Protocol):
 class VolumeCandidate(CpuCandidate):
     """A sum of slices, with the plans of its 2-D problems."""
 
-    __slots__ = ("cut", "plan")
+    __slots__ = ("plan", "volume_sum")
 
-    def __init__(self, cut: Cut, plan: VolumePlan[SlicePlan], cycles: float) -> None:
+    def __init__(self, volume_sum: VolumeSum, plan: VolumePlan[SlicePlan], cycles: float) -> None:
         direct = all(part.chosen.direct for part in plan.plans.values())
         super().__init__(NAME, FORM, direct=direct, cycles=cycles, error=lambda: plan.predicted_error)
-        self.cut = cut
+        self.volume_sum = volume_sum
         self.plan = plan
 
 
@@ -51,13 +51,13 @@ def candidates(
     problem: Problem, device: CpuDevice, plan_2d: Callable[[Problem], SlicePlan]
 ) -> Iterator[VolumeCandidate]:
     """The single candidate. It bypasses the weight cache, which holds a weight's transform for one problem only."""
-    found = cut(problem)
+    found = volume_sum(problem)
     plan = planned_parts(found, plan_2d)
     added = ADDED_CYCLES[problem.kind] * sum(found.addends) / device.lanes
     scattered = SCATTERED_CYCLES * sum(plan.times(each) * scattered_bytes(each, LINE_BYTES) for each in plan.plans)
-    yield VolumeCandidate(found, plan, DOUBT * (plan.pictures_cost + added + scattered))
+    yield VolumeCandidate(found, plan, DOUBT * (plan.parts_cost + added + scattered))
 
 
 def prepare(chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None) -> Run:
     assert isinstance(chosen, VolumeCandidate)
-    return chosen.cut.adapt({picture: plan.prepared(None) for picture, plan in chosen.plan.plans.items()})
+    return chosen.volume_sum.adapt({part: plan.prepared(None) for part, plan in chosen.plan.plans.items()})

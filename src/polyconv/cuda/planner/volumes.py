@@ -13,8 +13,8 @@ from functools import lru_cache
 
 from ...lowering.volume import Parts, VolumePlan, planned_parts, scattered_bytes
 from ...lowering.volume_stack import NAMES, stack
-from ...lowering.volume_sum import NAME as SUM_OF_PICTURES
-from ...lowering.volume_sum import cut
+from ...lowering.volume_sum import NAME as SUM_OF_SLICES
+from ...lowering.volume_sum import volume_sum
 from ...problem import Problem
 from ...selection import Candidate, PlanError, Preference, select, why_not
 from .cost import LAUNCH_US
@@ -51,7 +51,7 @@ class CudaVolumePlan(Autotunable, VolumePlan[Plan]):
 
     def with_parts(self, plan: Callable[[Problem], Plan]) -> CudaVolumePlan:
         """The same lowering, with each 2-D problem planned by ``plan``."""
-        return replace(self, plans={picture: plan(picture) for picture in self.plans})
+        return replace(self, plans={part: plan(part) for part in self.plans})
 
     def explain(self, *, verbose: bool = False) -> str:
         """The plan as text: the lowering, the plans of its 2-D problems, and why other lowerings do not run."""
@@ -78,7 +78,7 @@ def plan_volume(
         problem,
         refusal=lambda one: one.refused,
         error=lambda one: one.plan.predicted_error,
-        cost=lambda one: (1.0 if one.name == SUM_OF_PICTURES else DOUBT) * volume_us(one.plan, device),
+        cost=lambda one: (1.0 if one.name == SUM_OF_SLICES else DOUBT) * volume_us(one.plan, device),
         prefer=prefer,
     )
     plan = found.chosen.plan
@@ -104,14 +104,14 @@ class _Way:
 
 
 def _ways(problem: Problem, device: CudaDevice, workspace: int) -> Iterator[_Way]:
-    named: dict[str, Parts | str] = {SUM_OF_PICTURES: cut(problem)}
+    named: dict[str, Parts | str] = {SUM_OF_SLICES: volume_sum(problem)}
     named |= {name: stack(problem, side, workspace) for side, name in NAMES.items()}
     for name, parts in named.items():
         if isinstance(parts, str):
             yield _Way(name, parts)
             continue
         try:
-            yield _Way(name, None, planned_parts(parts, lambda picture: plan_cuda(picture, device, workspace)))
+            yield _Way(name, None, planned_parts(parts, lambda part: plan_cuda(part, device, workspace)))
         except PlanError as error:
             yield _Way(name, str(error))
 
@@ -121,13 +121,11 @@ def _ways(problem: Problem, device: CudaDevice, workspace: int) -> Iterator[_Way
 
 def volume_us(plan: VolumePlan[Plan], device: CudaDevice) -> float:
     """Modelled time [us] of all 2-D problems and of PyTorch's copies and additions."""
-    pictures = sum(
-        plan.times(picture) * max(own.cost_us, _scattered_us(picture, device)) for picture, own in plan.plans.items()
-    )
+    kernels = sum(plan.times(part) * max(own.cost_us, _scattered_us(part, device)) for part, own in plan.plans.items())
     moved, launches = plan.parts.extra_traffic
-    return pictures + moved / (BESIDE_EFFICIENCY * device.dram_gbs * 1e3) + launches * LAUNCH_US
+    return kernels + moved / (BESIDE_EFFICIENCY * device.dram_gbs * 1e3) + launches * LAUNCH_US
 
 
-def _scattered_us(picture: Problem, device: CudaDevice) -> float:
+def _scattered_us(part: Problem, device: CudaDevice) -> float:
     """L2 time [us] for elements without neighbours in memory: where the volume is cut across its width."""
-    return scattered_bytes(picture, SECTOR_BYTES) / (device.l2_gbs * 1e3)
+    return scattered_bytes(part, SECTOR_BYTES) / (device.l2_gbs * 1e3)

@@ -145,7 +145,7 @@ def fight(module: nn.Module, x: Tensor, case: Case, cases: Cases, prepare: Prepa
     with threads(case.threads), block(case.mode):
         theirs, again, ours = (prepare(side, x, case.mode) for side in (module, second, twin))
         if cases.benchmark:
-            race(ours)
+            autotune(ours)
         with preferences.watched(alone=True) as seen:
             result = ours()
         difference = _difference(result, theirs()) if case.mode is Mode.INFERENCE else None
@@ -154,7 +154,7 @@ def fight(module: nn.Module, x: Tensor, case: Case, cases: Cases, prepare: Prepa
     return {"timings": timings, "difference": difference, "plans": _plans(seen)}
 
 
-def race(call: Callable[[], object]) -> None:
+def autotune(call: Callable[[], object]) -> None:
     """Repeat a call until all of its autotuning sessions are finished, so that its plans are final."""
     with settings.use(benchmark=True):
         before = -1

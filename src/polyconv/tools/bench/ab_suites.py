@@ -20,7 +20,7 @@ from ...measure.workloads import Workload
 from ...model.replace import replace
 from ...problem import IMAGE_CHANNELS, Pass
 from . import model_zoo
-from .ab_compare import Duel, Memory, block, fight, has_layout, prepared, race
+from .ab_compare import Duel, Memory, autotune, block, fight, has_layout, prepared
 from .cases import Case, Cases, Mode
 from .model_zoo import Network
 from .runner import Contest, worker
@@ -131,7 +131,7 @@ def _peak(name: str, case: Case, swapped: bool, benchmark: bool) -> int:
     with threads(case.threads), block(case.mode):
         call = _call(module, x, case.mode)
         if benchmark:
-            race(call)
+            autotune(call)
         for _ in range(CALLS):
             call()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -11,7 +11,7 @@ import torch
 from ... import settings
 from ...autotune import preferences
 from ...backend import backend_for
-from ...lowering.signal import picture
+from ...lowering.signal import as_image
 from ...measure.accuracy import measure
 from ...measure.batch_limits import available_memory, cut_batch, with_batch
 from ...measure.operands import OURS, Operands, candidates
@@ -45,14 +45,14 @@ def _contest(workload: Workload, kind: Pass, count: int, options: Options) -> Ro
     batch = cut_batch(workload, options.batch, available_memory())
     problem = replace(with_batch(workload, batch.images).problem(kind), tolerance=settings.current().tolerance)
     backend = backend_for(torch.device("cpu"))
-    on_pictures = problem.as_2d()
-    plan = preferences.plan(backend, on_pictures, inference=True)
+    lowered = problem.as_2d()
+    plan = preferences.plan(backend, lowered, inference=True)
     operands = Operands.random(problem)
     calls = candidates(problem, operands, transposed=workload.transposed, fresh_weights=options.fresh_weights)
     # Gradients belong to training, which does not run in inference mode.
     mode = torch.inference_mode if kind is Pass.FPROP else torch.no_grad
     with threads(count), mode():
-        accuracy = measure(on_pictures, operands.pictures(), picture(calls[OURS]()))
+        accuracy = measure(lowered, operands.as_images(), as_image(calls[OURS]()))
         timings = interleaved(calls, options.repeats)
     return Row(
         workload=workload.name,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...lowering.volume_stack import Side, phases_of, stacked_picture
+from ...lowering.volume_stack import Side, phases_of, stacked_problem
 from ...problem import Pass, Problem, contiguous_strides
 
 DEPTH = 0
@@ -22,7 +22,7 @@ def stacked(problem: Problem) -> Problem:
     """
     side: Side = "y" if problem.kind is Pass.DGRAD else "x"
     phases = phases_of(problem, DEPTH, side)
-    picture = stacked_picture(problem, DEPTH, side, max(phase.taps for phase in phases))
-    pictures = replace(picture, batch=max(phase.count for phase in phases))
-    x, y = contiguous_strides(pictures.x_shape), contiguous_strides(pictures.y_shape)
-    return replace(pictures, x_strides=x, y_strides=y)
+    one = stacked_problem(problem, DEPTH, side, max(phase.taps for phase in phases))
+    lowered = replace(one, batch=max(phase.count for phase in phases))
+    x, y = contiguous_strides(lowered.x_shape), contiguous_strides(lowered.y_shape)
+    return replace(lowered, x_strides=x, y_strides=y)

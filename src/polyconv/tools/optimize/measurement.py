@@ -15,7 +15,7 @@ from ...autotune import preferences
 from ...autotune.preferences import Decision
 from ...autotune.tuning_file import Entry
 from ...backend import backend_for, candidate_names
-from ...lowering.signal import picture
+from ...lowering.signal import as_image
 from ...measure.candidate_timing import Outcome, Timer, contest, times_of
 from ...measure.operands import Operands
 from ...nn import OURS as MODULES
@@ -166,15 +166,15 @@ def _operands(module: Torchs, call: Call) -> Operands:
     w = module.weight.detach()
 
     def shown(tensor: Tensor) -> Tensor:
-        return picture(tensor if tensor.dim() == w.dim() else tensor.unsqueeze(0))
+        return as_image(tensor if tensor.dim() == w.dim() else tensor.unsqueeze(0))
 
     x, dy = shown(call.x), None if call.dy is None else shown(call.dy)
     if module.transposed:
         if dy is None:  # the result's place, of which only the shape is read
             with torch.no_grad():
                 dy = shown(_forward(module, call.x, call))
-        return Operands(dy, picture(w), None, x)
-    return Operands(x, picture(w), None if module.bias is None else module.bias.detach(), dy)
+        return Operands(dy, as_image(w), None, x)
+    return Operands(x, as_image(w), None if module.bias is None else module.bias.detach(), dy)
 
 
 def _fused_entries(
