@@ -2,7 +2,7 @@
 
 Importing polyconv imports torch, which takes seconds; ``polyconv --help``, a completion and a mistyped word should not.
 So the command makes the package importable without running its ``__init__`` first: submodules are found as ever, and
-the ``__init__`` runs as soon as somebody asks the package for one of its public names.
+the ``__init__`` runs at the first access to one of its public names.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def test_who_is_far_behind_drops_out_early() -> None:
 def test_who_comes_first_may_drop_out_for_who_comes_later() -> None:
     standings = run({"slow": 3.0, "fast": 1.0})
     assert standings.running == ("fast",)
-    assert len(standings.samples["fast"]) == 1, "there is nobody left to compare it with"
+    assert len(standings.samples["fast"]) == 1, "no trial is left to compare it with"
 
 
 def test_one_slow_call_is_no_verdict() -> None:

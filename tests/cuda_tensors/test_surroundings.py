@@ -124,7 +124,7 @@ def test_pinned_memory() -> None:
         model(x.cuda())
         waited = counts().synchronisations
         y = model(pinned.to("cuda", non_blocking=True))
-        assert counts().synchronisations == waited, "somebody waited for the GPU"
+        assert counts().synchronisations == waited, "the host waited for the GPU"
     assert_near({"y": y}, {"y": exact_step(model, x)["y"]})
 
 

@@ -131,7 +131,7 @@ def test_ranks_that_would_choose_differently_run_the_same(world: int, tmp_path: 
     assert all(report["trained"] == reports[0]["trained"] for report in reports)
     assert {key.split()[0] for key, _ in reports[0]["trained"]} == {"fprop", "dgrad", "wgrad"}
     for place, agreed in enumerate(reports[0]["together"]):
-        assert agreed in [report["alone"][place] for report in reports], "somebody's own choice"
+        assert agreed in [report["alone"][place] for report in reports], "the choice of one rank"
         for report in reports:
             adopted = report["alone"][place] != agreed
             assert ("agreed with the other ranks" in report["reasons"][place]) is adopted

@@ -391,7 +391,7 @@ class Device:
     def _open_trace(self, launch: _core.Launch, name: str, directory: Path, buffers: list[Buffer]) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         listing = directory / "kernelslist.g"
-        if not listing.exists():  # somebody cleared the directory, or it is new
+        if not listing.exists():  # the directory was cleared, or is new
             self._traced.pop(directory, None)
         index = self._traced[directory] = self._traced.get(directory, 0) + 1
         launch.trace_path = str(directory / f"kernel-{index}.traceg").encode()

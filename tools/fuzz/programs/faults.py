@@ -1,6 +1,6 @@
 """Failing driver calls on a virtual V100: an error names the call, and later calls give correct results.
 
-Needs polyconv's repository, for the stub driver: PYTHONPATH=src:tests:tools.
+Needs polyconv's repository, for the fake driver: PYTHONPATH=src:tests:tools.
 """
 
 import ctypes
@@ -50,9 +50,9 @@ def named(error, function, code):
     """The error message names the call or its purpose, and the driver's error."""
     words = str(error)
     what = function.removesuffix("_v2")
-    assert what in words or "launching" in words or "does not start" in words, f"nobody learns what failed: {words}"
+    assert what in words or "launching" in words or "does not start" in words, f"it does not say what failed: {words}"
     says = "CUDA_ERROR_" in words or f"CUDA error {code}" in words
-    assert says, f"nobody learns what the driver said: {words}"
+    assert says, f"it does not say what the driver said: {words}"
 
 
 def fail(function, nth, count, code, kind, when, threads=1):
@@ -87,7 +87,7 @@ def fail(function, nth, count, code, kind, when, threads=1):
             assert isinstance(error, CudaError), f"{type(error).__name__} and no CudaError: {error}"
             named(error, function, code)
         if failed and not seen and function not in HARMLESS.get(when, ()):
-            raise AssertionError(f"{function} failed and nobody was told")
+            raise AssertionError(f"{function} failed without an error")
         for used in (backend, gpu.backend()):
             if used is not None:
                 with override("cpu", used):

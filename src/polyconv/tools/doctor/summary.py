@@ -62,9 +62,9 @@ def _line(name: str, results: list[Result]) -> str:
     """One check, or one row of it: worst verdict, number of correct parts, comment."""
     verdicts = {result.verdict for result in results}
     worst = next(verdict for verdict in WORST if verdict in verdicts)
-    examined = [result for result in results if result.verdict is not Verdict.NOT_HERE]
-    right = sum(result.verdict is Verdict.OK for result in examined)
-    count = f"{right} of {len(examined)}" if examined else ""
+    checked = [result for result in results if result.verdict is not Verdict.NOT_HERE]
+    right = sum(result.verdict is Verdict.OK for result in checked)
+    count = f"{right} of {len(checked)}" if checked else ""
     return _cut(f"{MARKS[worst]:<9}{name:<{NAME}}{count:>11}  {_said(results, worst)}")
 
 
