@@ -271,8 +271,8 @@ class Plan(Autotunable):
 
     @property
     def choice(self) -> str:
-        """Name of the chosen candidate, by which it can be preferred."""
-        return next(candidate.name for candidate in self.candidates if candidate.rejected is None)
+        """Name of the chosen candidate, by which it can be preferred; the algorithm if there was no choice."""
+        return next((one.name for one in self.candidates if one.rejected is None), self.algorithm)
 
     @property
     def name(self) -> str:
