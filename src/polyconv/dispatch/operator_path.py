@@ -38,11 +38,10 @@ def call(
     if not batched:
         x = x.unsqueeze(0)
         residual = None if residual is None else residual.unsqueeze(0)
-    y = (
-        _transposed(op, x, w, bias, args, tolerance)
-        if op.transposed
-        else _forward(op, x, w, bias, args, tolerance, activation, residual)
-    )
+    if op.transposed:
+        y = _transposed(op, x, w, bias, args, tolerance)
+    else:
+        y = _forward(op, x, w, bias, args, tolerance, activation, residual)
     return y if batched else y.squeeze(0)
 
 
