@@ -6,7 +6,7 @@ text does not support (several phases, say).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from types import ModuleType
 
@@ -16,6 +16,7 @@ from ...cuda.planner.depthwise.strip import COLUMNS, StripCandidate, StripWgradC
 from ...cuda.planner.device import CudaDevice
 from ...cuda.planner.implicit_gemm.fprop_dgrad import roles
 from ...cuda.planner.planner import DEFAULT_WORKSPACE, FAMILIES, choose, weigh
+from ...cuda.planner.winograd.axis import ToomAxis
 from ...cuda.planner.winograd.fused import FusedCandidate
 from ...cuda.planner.winograd.nonfused import NonfusedCandidate
 from ...cuda.planner.winograd.nonfused_tiling import segments_of
@@ -23,7 +24,6 @@ from ...cuda.planner.winograd.wgrad import INTERLEAVES, WinogradWgradCandidate, 
 from ...cuda.planner.winograd_fp16x3 import fused, nonfused, wgrad
 from ...cuda.planner.winograd_fp16x3.nonfused import M8N8K4, Fp16x3Candidate, headroom
 from ...problem import Pass, Problem
-from .names import axis_name
 
 ANYWHERE = tuple(family for family in FAMILIES if family not in (nonfused, wgrad, fused))
 """Families whose kernels run on every GPU that an exported file supports."""
@@ -46,12 +46,12 @@ class Launching:
     only, the one for the others."""
     about: str = "by the direct kernels"
     """Description for the file's docstring."""
-    constants: tuple[tuple[str, str], ...] = ()
-    """Names and values of constants in the host texts; names of tables end in ``[]``."""
-    sizes: tuple[tuple[str, str], ...] = ()
-    """Names and values of the sizes of the kernels' tables [elements]."""
-    shared: tuple[tuple[str, dict[str, str]], ...] = ()
-    """Parameter structs that are derived from ``Call``, and their fields that it provides -> C++ expression."""
+    constants: dict[str, str] = field(default_factory=dict)
+    """Values of the constants in the host texts; names of tables end in ``[]``."""
+    sizes: dict[str, str] = field(default_factory=dict)
+    """Sizes of the kernels' tables [elements]."""
+    shared: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Parameter structs that are derived from ``Call``: their fields that it provides -> C++ expression."""
 
 
 def chosen_for(problem: Problem, device: CudaDevice, families: tuple[ModuleType, ...] = ANYWHERE) -> CudaCandidate:
@@ -74,25 +74,28 @@ def launching(problem: Problem, chosen: CudaCandidate, device: CudaDevice) -> La
     return Launching((), f"direct_{NAMES[problem.kind]}(*call)")
 
 
-def _axis_constants(h: DenseAxis, w: DenseAxis) -> tuple[tuple[str, str], ...]:
-    numbers = {
-        "kLatticesH": h.dilation,
-        "kLatticesW": w.dilation,
-        "kReadStepH": h.read_step,
-        "kReadStepW": w.read_step,
-        "kClassesH": len(h.classes),
-        "kClassesW": len(w.classes),
+def axis_name(axis: ToomAxis) -> str:
+    """Struct name of an axis: ``F45`` for F(4,5), ``F45x2`` for two summed segments, ``F45Nested`` if nested."""
+    if axis.is_direct:
+        return "Direct"
+    several = "Nested" if axis.tiles > 1 else f"x{len(axis.segments)}" if len(axis.segments) > 1 else ""
+    return f"F{axis.m}{axis.longest}{several}"
+
+
+def _axis_constants(name: str, h: DenseAxis, w: DenseAxis) -> dict[str, str]:
+    """Numbers of both axes, and the tables of their tap classes, which are named after the direction ``name``."""
+    axes = {"H": h, "W": w}
+    return {
+        **{f"kLattices{letter}": str(axis.dilation) for letter, axis in axes.items()},
+        **{f"kReadStep{letter}": str(axis.read_step) for letter, axis in axes.items()},
+        **{f"kClasses{letter}": str(len(axis.classes)) for letter, axis in axes.items()},
+        **{f"k{name}{letter}[]": _table(axis) for letter, axis in axes.items()},
     }
-    return tuple((name, str(value)) for name, value in numbers.items())
 
 
 def _table(axis: DenseAxis) -> str:
     rows = (f"{{{c.read_first}, {c.taps}, {c.tap_first}, {c.tap_stride}}}" for c in axis.classes)
     return f"{{{', '.join(rows)}}}"
-
-
-def _tables(name: str, h: DenseAxis, w: DenseAxis) -> tuple[tuple[str, str], ...]:
-    return ((f"k{name}H[]", _table(h)), (f"k{name}W[]", _table(w)))
 
 
 def _only_pair(problem: Problem) -> tuple[DenseAxis, DenseAxis] | None:
@@ -101,11 +104,10 @@ def _only_pair(problem: Problem) -> tuple[DenseAxis, DenseAxis] | None:
     return pairs[0] if len(pairs) == 1 else None
 
 
-def _direction(problem: Problem, h: DenseAxis, w: DenseAxis) -> tuple[str, tuple[tuple[str, str], ...]]:
+def _direction(problem: Problem, h: DenseAxis, w: DenseAxis) -> tuple[str, dict[str, str]]:
     """Call and direction as arguments of the host texts, and the constants that these need."""
-    name = "Forward" if problem.kind is Pass.FPROP else "Gradient"
-    call = "*call" if problem.kind is Pass.FPROP else "exchanged(*call)"
-    return f"{call}, k{name}", (*_axis_constants(h, w), *_tables(name, h, w))
+    name, call = ("Forward", "*call") if problem.kind is Pass.FPROP else ("Gradient", "exchanged(*call)")
+    return f"{call}, k{name}", _axis_constants(name, h, w)
 
 
 def _separable(problem: Problem, chosen: NonfusedCandidate, device: CudaDevice) -> Launching | None:
@@ -124,7 +126,7 @@ def _separable(problem: Problem, chosen: NonfusedCandidate, device: CudaDevice) 
         (chosen,),
         f"{chosen.h} along H, {chosen.w} along W, one after the other; {chosen.k_tile} channels per block",
         constants,
-        (("kMaxParts", str(parts)),),
+        {"kMaxParts": str(parts)},
     )
 
 
@@ -167,8 +169,8 @@ def _tensor(problem: Problem, chosen: Fp16x3Candidate, device: CudaDevice) -> La
         f"on_tensor_cores<{arguments}>({direction}, [=] {{ return {otherwise.call}; }})",
         (chosen, *otherwise.candidates),
         about,
-        tuple(dict.fromkeys((*constants, *otherwise.constants))),
-        (*otherwise.sizes, ("kTensorClasses", str(max(len(h.classes), len(w.classes))))),
+        constants | otherwise.constants,
+        otherwise.sizes | {"kTensorClasses": str(max(len(h.classes), len(w.classes)))},
         otherwise.shared,
     )
 
@@ -186,8 +188,8 @@ def _toom_wgrad(problem: Problem, chosen: WinogradWgradCandidate, device: CudaDe
         f"toom_weight_gradient<{arguments}>(*call)",
         (chosen,),
         f"{chosen.h} along H, {chosen.w} along W, in its transposed form; {chosen.tile.name} channels per block",
-        (*_axis_constants(h, w), *_tables("Forward", h, w), ("kMostPixels", most)),
-        (("kMaxClasses", classes), ("kMaxTapClasses", classes)),
+        _axis_constants("Forward", h, w) | {"kMostPixels": most},
+        {"kMaxClasses": classes, "kMaxTapClasses": classes},
     )
 
 
@@ -228,47 +230,32 @@ def _strips(problem: Problem, chosen: StripCandidate | StripWgradCandidate) -> L
     if chosen.lanes != COLUMNS or (isinstance(chosen, StripCandidate) and chosen.scatters):
         return None
     (h, w), blocks = chosen.taps, chosen.kernel.min_blocks
-    bias = {"bias": "p.bias"} if problem.bias else {}
-    partial = {"columns_padded": str(h * w + 1)}
+    if problem.kind is Pass.WGRAD:
+        shared = {"StripWgradParams": _call_fields("x", "dy") | {"columns_padded": str(h * w + 1)}}
+    else:
+        shared = {"StripParams": _call_fields("source", "written")}
+    for fields in shared.values() if problem.bias else ():
+        fields["bias"] = "p.bias"
     return Launching(
         ("depthwise_strip",),
         f"strip_{NAMES[problem.kind]}<{h}, {w}, {chosen.stride}, {blocks}>(*call)",
         (chosen,),
         f"by summation, {h}x{w} taps in registers, a thread for each strip of a column",
-        shared=(
-            ("StripWgradParams", _STRIP_WGRAD_FIELDS | bias | partial)
-            if problem.kind is Pass.WGRAD
-            else ("StripParams", _STRIP_FIELDS | bias),
-        ),
+        shared=shared,
     )
 
 
-_STRIP_FIELDS = {
-    "source": "p.x",
-    "w": "p.w",
-    "written": "p.y",
-    **{f"source_{axis}": f"p.x_{axis}" for axis in ("batch", "channel")},
-    **{f"source_{axis}": f"int(p.x_{axis})" for axis in ("row", "column")},
-    **{f"source_{axis}": f"int(p.{axis})" for axis in ("height", "width")},
-    **{f"written_{axis}": f"p.y_{axis}" for axis in ("batch", "channel")},
-    **{f"written_{axis}": f"int(p.y_{axis})" for axis in ("row", "column")},
-    **{f"written_{axis}": f"int(p.out_{axis})" for axis in ("height", "width")},
-    "rows": "int(p.out_height)",
-    "columns": "int(p.out_width)",
-    "column_strips": "u32(p.out_width)",
-    "row_strips": "p.row_strips",
-}
-_STRIP_WGRAD_FIELDS = {
-    "x": "p.x",
-    "dy": "p.y",
-    "partial": "p.workspace",
-    **{f"x_{axis}": f"p.x_{axis}" for axis in ("batch", "channel")},
-    **{f"x_{axis}": f"int(p.x_{axis})" for axis in ("row", "column")},
-    **{f"dy_{axis}": f"p.y_{axis}" for axis in ("batch", "channel")},
-    **{f"dy_{axis}": f"int(p.y_{axis})" for axis in ("row", "column")},
-    "height": "int(p.height)",
-    "width": "int(p.width)",
-    "rows": "int(p.out_height)",
-    "column_strips": "u32(p.out_width)",
-    "row_strips": "p.row_strips",
-}
+def _call_fields(x: str, y: str) -> dict[str, str]:
+    """Fields of a strip kernel's parameters that ``Call`` provides. ``x`` and ``y`` are its names of the tensors."""
+    found = {x: "p.x", y: "p.y", "w": "p.w", "partial": "p.workspace", "row_strips": "p.row_strips"}
+    found |= {"rows": "int(p.out_height)", "columns": "int(p.out_width)", "column_strips": "u32(p.out_width)"}
+    for extent in ("height", "width"):
+        found |= {
+            extent: f"int(p.{extent})",
+            f"{x}_{extent}": f"int(p.{extent})",
+            f"{y}_{extent}": f"int(p.out_{extent})",
+        }
+    for own, tensor in ((x, "x"), (y, "y")):
+        found |= {f"{own}_{axis}": f"p.{tensor}_{axis}" for axis in ("batch", "channel")}
+        found |= {f"{own}_{axis}": f"int(p.{tensor}_{axis})" for axis in ("row", "column")}
+    return found

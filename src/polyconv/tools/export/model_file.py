@@ -15,9 +15,9 @@ from ...cuda.planner.epilogue import has_epilogue
 from ...measure.workloads import TRANSPOSED
 from ...problem import PaddingMode, Pass
 from ...version import __version__
+from .device_code import WORKSPACE, CudaSource, cuda_source
 from .host_code import NAMES
 from .models import ExportError, Layer, Model
-from .source import WORKSPACE, CudaSource, cuda_source
 
 _HERE = Path(__file__).resolve().parent
 _NO_BACKWARD = """\
