@@ -99,9 +99,12 @@ def _table(axis: DenseAxis) -> str:
 
 
 def _only_pair(problem: Problem) -> tuple[DenseAxis, DenseAxis] | None:
-    """The two axes, or None if a stride splits the pass into several correlations: the host texts launch one."""
-    pairs = list(roles(problem).pairs)
-    return pairs[0] if len(pairs) == 1 else None
+    """The two axes, or None if a stride splits the pass into several correlations: the host texts launch one. An axis
+    of one pixel has one phase whatever the stride, but a file serves any size."""
+    if problem.kind is Pass.DGRAD and problem.stride != (1, 1):
+        return None
+    (pair,) = roles(problem).pairs
+    return pair
 
 
 def _direction(problem: Problem, h: DenseAxis, w: DenseAxis) -> tuple[str, dict[str, str]]:

@@ -1,4 +1,4 @@
-// Launches the weights' transform and the convolution.
+// Launches the filter transform and the fused kernel.
 template <class Tile, class H, class W, int kLanesPoint, int kEach, int kLanesK, int kThreadK, int kChunk, int kBlocks,
           int kShared>
 static const char* fused_correlation(const Call& c, const Direction& d, void (*kernel)(FusedParams), const char* name) {
@@ -26,7 +26,7 @@ static const char* fused_correlation(const Call& c, const Direction& d, void (*k
       <<<dim3(k_tiles, channels, kGroups), Tile::kK, 0, c.stream>>>(t);
   if (const char* error = failed("winograd_fused_filter")) return error;
 
-  // A block walks over as many tiles of written channels as still leave enough blocks to fill the device.
+  // Tiles of written channels per block: as many as still leave enough blocks to fill the device.
   const i64 wanted = 4ll * kBlocks * attribute(cudaDevAttrMultiProcessorCount);
   const i64 each = ceil_div(k_tiles, min(k_tiles, ceil_div(wanted, positions * kGroups)));
   const i64 splits = ceil_div(k_tiles, each);

@@ -1,4 +1,4 @@
-// Launches the four kernels, slab by slab: X and Y of a slab fit into the workspace.
+// Launches the four kernels in slabs of rows whose X and Y fit the workspace.
 template <class H, class W, int kK, int kSegmentsH, int kSegmentsW, int kResident>
 static const char* separable(const Call& c, const Direction& d) {
   using Gemm = NonfusedGemm<W, kK>;
@@ -6,7 +6,7 @@ static const char* separable(const Call& c, const Direction& d) {
   const i64 tiles_h = ceil_div(c.out_height, kLatticesH * H::kM), rows = c.batch * kLatticesH * tiles_h;
   const i64 units = ceil_div(c.out_width, kLatticesW * W::kOutputs), row_columns = units * kLatticesW;
   const i64 columns = row_columns + (W::kPoints - 1 + (kPasses - 1) * W::kM) / W::kOutputs * kLatticesW;
-  const i64 pitch = columns >= 16 ? columns | 1 : columns;  // odd: the points of H do not all lie in one bank of memory
+  const i64 pitch = columns >= 16 ? columns | 1 : columns;  // odd: the points of H do not all lie in one memory bank
   const i64 vectors = W::kTiles * pitch, channel_stride = vectors * W::kM;
   const i64 channels_all = i64(kPartsH) * kClassesW * d.channels, chunks = ceil_div(channels_all, kChannelChunk);
   const i64 k_tiles = ceil_div(d.outputs, kK), products = H::kPoints * kGroups * k_tiles;
@@ -17,11 +17,11 @@ static const char* separable(const Call& c, const Direction& d) {
     return weights + n * row_stride + H::kPoints * kGroups * d.outputs * W::kOutputs * columns_filled(n);
   };
 
-  // As many rows as fit; of these sizes, as few rounds of the persistent blocks as possible, then as few slabs.
+  // Rows of a slab that fit and take the fewest rounds of the persistent blocks, each launch counted as one more round.
   constexpr int kShared = 4 * Gemm::kSharedFloats;
   i64 room = kWorkspace;
   if constexpr (kResident > 0) {
-    if (4 * floats(1) <= kResident) room = kResident;  // of the L2, where slabs of this size stay
+    if (4 * floats(1) <= kResident) room = kResident;  // slabs of this size stay in the L2
   }
   i64 most = min(rows, min(room / 4 / max(row_stride, 1ll), 0x7fffffff / max(row_stride, 1ll)));
   while (most > 0 && 4 * floats(most) > room) most--;
@@ -56,7 +56,7 @@ static const char* separable(const Call& c, const Direction& d) {
   f.tiles = by(tiles_h);
   for (int part = 0; part < kPartsH; part++) {
     const TapClass& down = d.classes_h[part % kClassesH];
-    const int skipped = part / kClassesH * H::kM;  // taps of the segments before
+    const int skipped = part / kClassesH * H::kM;  // taps of the previous segments
     const int own = part / kClassesH == kSegmentsH - 1 ? down.taps - skipped : min(H::kM, down.taps - skipped);
     t.tap_part_h[part] = {max(0, own), down.tap_first + skipped * down.tap_stride, down.tap_stride};
     f.part_h[part] = {down.read_first + kReadStepH * kLatticesH * skipped,

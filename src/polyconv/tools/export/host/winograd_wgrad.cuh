@@ -5,7 +5,7 @@ static const char* toom_weight_gradient(const Call& c) {
   constexpr int kChannels = kInChannels / kGroups * kClassesH * kClassesW, kOutputs = kOutChannels / kGroups;
   constexpr int kTilesK = (kOutputs + Tile::kTileK - 1) / Tile::kTileK;
   constexpr int kTilesC = (kChannels + Tile::kTileC - 1) / Tile::kTileC;
-  constexpr int kBlocks = kTilesK * kTilesC * Sizes::kProducts * kGroups;  // of a slice
+  constexpr int kBlocks = kTilesK * kTilesC * Sizes::kProducts * kGroups;  // per slice
   constexpr i64 kElements = i64(kBlocks) * Sizes::kPasses * W::kPoints * Tile::kTileK * Tile::kTileC;
   constexpr int kShared = 8 * (Sizes::kOperands + Sizes::kStaged) + sizeof(WinogradWgradState);
   const i64 tiles_h = ceil_div(c.out_height, kLatticesH * H::kM);
@@ -17,7 +17,7 @@ static const char* toom_weight_gradient(const Call& c) {
       !allow_shared(winograd_wgrad<H, W, Tile, kClassed>, kShared))
     return direct_weight_gradient(c);
 
-  // Slices of the rows: enough to fill the device in whole waves, and for short sums; few enough for the workspace.
+  // Slices of the rows: enough to fill whole waves and to keep sums short, few enough for the workspace.
   const int sms = attribute(cudaDevAttrMultiProcessorCount);
   const i64 most = max(1ll, min(rows, kWorkspace / 4 / (Tile::kSplit * kElements + kOutChannels)));
   i64 slices = 1;
