@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -91,13 +92,13 @@ def cuda_source(
     axes = {axis.struct: axis for spec in specs for axis in spec.axes}
     types = {axis_name(axis) for axis in axes.values()}
     known = {f"{axis_name(a)}::k{name}": n for a in axes.values() for name, n in a.counts.items()}
-    sizes = {"kWorkspace": WORKSPACE}
-    for one in functions.values():
-        sizes |= one.sizes
+    sizes: dict[str, int] = {}  # of tables that passes share
+    for name, size in (pair for one in functions.values() for pair in one.sizes.items()):
+        sizes[name] = max(size, sizes.get(name, 0))
     found = _texts(problem, functions, specs, parameters.fixed_fields(launches), calls)
     if not borders:
         found = [re.sub(r"\bkBorder\b", "0", part) for part in found]
-    found = [_resized(part, sizes) for part in map(with_pragmas_in_line, found)]
+    found = [_resized(part, sizes | {"kWorkspace": WORKSPACE}) for part in map(with_pragmas_in_line, found)]
     last = "\n".join(calls.values())
     alike = {
         f"{axis_name(a)}::{name}": values[0]
@@ -146,14 +147,27 @@ def _texts(
         text = re.sub(rf"\b(?:{ones})\b", "1", (_TEXTS / f"{host}.cuh").read_text(encoding="utf-8"))
         hosts += [without_assignments(part, unassigned) for part in definitions(f"\n{text}")]
         hosts += definitions(_constants(constants)) if host == "taps" else []
+    for struct in (spec.struct for spec in specs if spec.struct):
+        left = _unassigned(hosts, struct) - fixed[struct.__name__].keys()
+        assert not left, f"the host texts do not set {', '.join(left)} of {struct.__name__}"
     headers = [_inheriting(part, shared) for part in with_functions_of_constants([*_headers(specs, fixed)])]
     named = words("\n".join([*hosts, *calls.values()])) | {"Call", "MIN_BLOCKS"}
     return [*reachable(headers, named), *hosts]  # unused definitions would give templates further arguments
 
 
+def _unassigned(hosts: list[str], struct: type[ctypes.Structure]) -> set[str]:
+    """Parameters that no host text sets, of a struct that one of them names. ``zero`` is to be 0."""
+    named = [(part, name) for part in hosts for name in re.findall(rf"\b{struct.__name__} (\w+)[{{)]", part)]
+    found = [field for part, name in named for field in re.findall(rf"\b{name}\.(\w+)(?:\[\w+\])? = ", part)]
+    return {name for name, *_ in struct._fields_} - {*found, "zero"} if named else set()
+
+
 def _constants(values: dict[str, str]) -> str:
     """C++ definitions of the numbers and tables of the host texts; a 1 is substituted in the texts instead."""
-    kinds = {name: "TapClass" if "[" in name else "i64" if name == "kMostPixels" else "int" for name in values}
+    kinds = {
+        name: "TapClass" if "[" in name else "i64" if name in ("kMostPixels", "kWgradElements") else "int"
+        for name in values
+    }
     numbers = [f"{name} = {value}" for name, value in values.items() if kinds[name] == "int" and value != "1"]
     others = [f"constexpr {kinds[name]} {name} = {value};\n" for name, value in values.items() if kinds[name] != "int"]
     return (f"constexpr int {', '.join(numbers)};\n" if numbers else "") + "".join(others)
@@ -254,7 +268,7 @@ def _without_epilogue(text: str, struct: str) -> str:
     return text
 
 
-def _resized(text: str, sizes: dict[str, str]) -> str:
+def _resized(text: str, sizes: Mapping[str, object]) -> str:
     """Set the sizes of tables and of the workspace to those of the file."""
     for name, size in sizes.items():
         text = re.sub(rf"((?:constexpr \w+|enum : int {{) {name} =) [^;}}]+?(?=;| }})", rf"\g<1> {size}", text)
@@ -269,9 +283,9 @@ def _with_tables(text: str, values: dict[str, int]) -> str:
     return text
 
 
-def _without_tables(texts: list[str], sizes: dict[str, str]) -> list[str]:
+def _without_tables(texts: list[str], sizes: Mapping[str, int]) -> list[str]:
     """Replace tables of one element by a scalar if only element 0 is read."""
-    for size in (name for name, value in sizes.items() if value == "1"):
+    for size in (name for name, value in sizes.items() if value == 1):
         for table in {table for text in texts for table in re.findall(rf"\b(\w+)\[{size}\]", text)}:
             places = {place for text in texts for place in re.findall(rf"\b{table}\[([^][]*)\]", text)}
             if places <= {size, "0"}:

@@ -19,8 +19,8 @@ from ...cuda.planner.planner import DEFAULT_WORKSPACE, FAMILIES, choose, weigh
 from ...cuda.planner.winograd.axis import ToomAxis
 from ...cuda.planner.winograd.fused import FusedCandidate
 from ...cuda.planner.winograd.nonfused import NonfusedCandidate
-from ...cuda.planner.winograd.nonfused_tiling import segments_of
-from ...cuda.planner.winograd.wgrad import INTERLEAVES, WinogradWgradCandidate, lattices
+from ...cuda.planner.winograd.nonfused_tiling import gemm_blocks, segments_of
+from ...cuda.planner.winograd.wgrad import WinogradWgradCandidate, lattices
 from ...cuda.planner.winograd_fp16x3 import fused, nonfused, wgrad
 from ...cuda.planner.winograd_fp16x3.nonfused import M8N8K4, Fp16x3Candidate, headroom
 from ...problem import Pass, Problem
@@ -48,7 +48,7 @@ class Launching:
     """Description for the file's docstring."""
     constants: dict[str, str] = field(default_factory=dict)
     """Values of the constants in the host texts; names of tables end in ``[]``."""
-    sizes: dict[str, str] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
     """Sizes of the kernels' tables [elements]."""
     shared: dict[str, dict[str, str]] = field(default_factory=dict)
     """Parameter structs that are derived from ``Call``: their fields that it provides -> C++ expression."""
@@ -121,7 +121,8 @@ def _separable(problem: Problem, chosen: NonfusedCandidate, device: CudaDevice) 
     direction, constants = _direction(problem, h, w)
     segments = segments_of(chosen.h, h.taps), segments_of(chosen.w, w.taps)
     axes = f"{axis_name(chosen.h)}, {axis_name(chosen.w)}"
-    arguments = f"{axes}, {chosen.k_tile}, {segments[0]}, {segments[1]}, {_resident(problem, chosen, device)}"
+    numbers = (chosen.k_tile, *segments, gemm_blocks(chosen.w, chosen.k_tile), _resident(problem, chosen, device))
+    arguments = f"{axes}, {', '.join(map(str, numbers))}"
     parts = max(len(h.classes) * segments[0], len(w.classes))
     return Launching(
         ("taps", "direction", "winograd_nonfused"),
@@ -129,7 +130,7 @@ def _separable(problem: Problem, chosen: NonfusedCandidate, device: CudaDevice) 
         (chosen,),
         f"{chosen.h} along H, {chosen.w} along W, one after the other; {chosen.k_tile} channels per block",
         constants,
-        {"kMaxParts": str(parts)},
+        {"kMaxParts": parts},
     )
 
 
@@ -173,7 +174,7 @@ def _tensor(problem: Problem, chosen: Fp16x3Candidate, device: CudaDevice) -> La
         (chosen, *otherwise.candidates),
         about,
         constants | otherwise.constants,
-        otherwise.sizes | {"kTensorClasses": str(max(len(h.classes), len(w.classes)))},
+        otherwise.sizes | {"kTensorClasses": max(len(h.classes), len(w.classes))},
         otherwise.shared,
     )
 
@@ -181,17 +182,24 @@ def _tensor(problem: Problem, chosen: Fp16x3Candidate, device: CudaDevice) -> La
 def _toom_wgrad(problem: Problem, chosen: WinogradWgradCandidate, device: CudaDevice) -> Launching:
     h, w = lattices(problem)
     tile = chosen.tile.cpp.removeprefix("polyconv::")
-    interleave = next(e for e in INTERLEAVES if w.dilation % e == 0)
+    cut = chosen.work(problem, device.sms, DEFAULT_WORKSPACE)
     classed = str(len(h.classes) * len(w.classes) > 1).lower()
-    arguments = f"{axis_name(chosen.h)}, {axis_name(chosen.w)}, {tile}, {interleave}, {classed}"
-    most = str(_most_pixels(problem, chosen, device))
-    classes = str(max(len(h.classes), len(w.classes)))
+    arguments = f"{axis_name(chosen.h)}, {axis_name(chosen.w)}, {tile}, {cut.interleave}, {classed}"
+    numbers = {
+        "kWgradThreads": chosen.spec(problem).threads,
+        "kWgradShared": chosen.shared_bytes,
+        "kWgradPairs": problem.out_channels * chosen.channels(problem),
+        "kWgradBlocks": cut.blocks * problem.groups,
+        "kWgradElements": chosen.elements(problem, cut),
+        "kMostPixels": _most_pixels(problem, chosen, device),
+    }
+    classes = max(len(h.classes), len(w.classes))
     return Launching(
         ("taps", "winograd_wgrad"),
         f"toom_weight_gradient<{arguments}>(*call)",
         (chosen,),
         f"{chosen.h} along H, {chosen.w} along W, in its transposed form; {chosen.tile.name} channels per block",
-        _axis_constants("Forward", h, w) | {"kMostPixels": most},
+        _axis_constants("Forward", h, w) | {name: str(value) for name, value in numbers.items()},
         {"kMaxClasses": classes, "kMaxTapClasses": classes},
     )
 

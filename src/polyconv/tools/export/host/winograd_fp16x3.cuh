@@ -95,19 +95,16 @@ static const char* on_tensor_cores(const Call& c, const Direction& d, const Othe
 
   Fp16x3FilterParams t{};
   t.w = c.w, t.u = reinterpret_cast<uint4*>(workspace + at_u), t.largest = of_filters;
-  t.w_group = i64(kGroupOutputs) * kFilter, t.w_output = w_output, t.w_channel = w_channel;
-  t.w_row = kKernelW, t.w_column = 1, t.headroom = kHeadroomFilters;
-  t.channels_all = int(channels_all), t.outputs = d.outputs, t.taps_h = taps_h, t.shifts = kShifts;
-  t.chunks = by(chunks), t.k_tiles = by(k_tiles), t.source_channels = by(d.channels), t.classes_w = by(kClassesW);
+  t.w_output = w_output, t.w_channel = w_channel, t.headroom = kHeadroomFilters;
+  t.channels_all = int(channels_all), t.outputs = d.outputs, t.shifts = kShifts;
+  t.chunks = by(chunks), t.k_tiles = by(k_tiles), t.source_channels = by(d.channels);
   Fp16x3InputParams f{};
   f.source = c.x, f.v = reinterpret_cast<uint4*>(workspace + at_v), f.largest = of_images;
   f.source_batch = c.x_batch, f.source_channel = c.x_channel;
-  f.source_row = int(c.x_row), f.source_column = int(c.x_column), f.headroom = kHeadroomSources, f.groups = kGroups;
+  f.source_row = int(c.x_row), f.source_column = int(c.x_column), f.headroom = kHeadroomSources;
   f.channels_all = int(channels_all), f.chunks = int(chunks);
   f.pitch = by(cut.pitch), f.phases = by(cut.phases), f.column_groups = by(column_groups);
-  f.phase_groups = by(cut.phase_groups), f.dilation_h = by(kLatticesH), f.dilation_w = kLatticesW;
-  f.source_channels = by(d.channels), f.classes_w = by(kClassesW), f.units = cut.units;
-  f.read_step_h = kReadStepH, f.read_step_w = kReadStepW;
+  f.phase_groups = by(cut.phase_groups), f.source_channels = by(d.channels), f.units = cut.units;
   for (int i = 0; i < kClassesH; i++) {
     const TapClass& down = d.classes_h[i];
     t.class_h[i] = {down.taps, down.tap_first, down.tap_stride};
@@ -141,12 +138,11 @@ static const char* on_tensor_cores(const Call& c, const Direction& d, const Othe
   g.v = f.v, g.u = t.u, g.largest_sources = of_images, g.largest_filters = of_filters;
   g.bias = c.bias, g.written = c.y, g.behind = m;
   g.written_channel = c.out_height * c.out_width, g.written_batch = kGroups * d.outputs * g.written_channel;
-  g.written_row = int(c.out_width), g.written_column = 1, g.written_step_h = 1, g.written_step_w = 1;
+  g.written_row = int(c.out_width);
   g.headroom_sources = kHeadroomSources, g.headroom_filters = kHeadroomFilters;
   g.k_tiles = by(k_tiles), g.column_groups = by(column_groups), g.phase_groups = by(cut.phase_groups);
-  g.dilation_h = by(kLatticesH), g.dilation_w = kLatticesW;
   g.columns = by(columns), g.phases = by(cut.phases), g.stretch = by(columns * W::kOutputs);
-  g.rows = cut.rows, g.units = cut.units, g.groups = kGroups, g.outputs = d.outputs;
+  g.rows = cut.rows, g.units = cut.units, g.outputs = d.outputs;
   g.chunks = int(chunks), g.shifts = kShifts, g.taps = taps_h * kShifts, g.pitch = cut.pitch, g.stage = cut.stage;
   g.next_tap_row = cut.pitch - kShifts * cut.phases;
   g.last_tap = (taps_h - 1) * cut.pitch + (kShifts - 1) * cut.phases;
