@@ -37,7 +37,7 @@ using u32 = unsigned int;
 
 // Addresses, strides in elements, sizes; every field has 8 bytes.
 struct Call {
-  float *x, *w, *y, *bias;  // tensors or, where a pass writes them, their gradients; bias may be null
+  float *x, *w, *y, *bias;  // tensors or, in the place of those that are written, gradients; bias may be null
   float* workspace;
   i64 x_batch, x_channel, x_row, x_column;  // strides of x, or of its gradient
   i64 y_batch, y_channel, y_row, y_column;  // strides of y, or of its gradient (0 in an expanded tensor)
@@ -100,7 +100,7 @@ static const char* add_slices(const Call& c, int slices) {
   return failed("sum_slices");
 }
 
-// Direct kernels, for any geometry, image size and strides. Each pass is one matrix product per group,
+// Direct kernels, for any geometry, image size and strides. Each computes one matrix product per group,
 //   sums[m][n] = sum over k of a[k][m] * b[k][n]
 //                      m                n                                k
 //   forward            output channel   output pixel                     (input channel, tap)
@@ -1603,7 +1603,7 @@ static bool allow_shared(Kernel kernel, int bytes) {
          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) == cudaSuccess;
 }
 
-// Exchange x and y: an input gradient becomes the call of a forward pass that reads y and writes x.
+// Exchange x and y: an input gradient becomes the call of a forward convolution that reads y and writes x.
 static Call exchanged(const Call& c) {
   return {c.y,          c.w,         c.x,       nullptr,     c.workspace, c.y_batch,  c.y_channel,
           c.y_row,      c.y_column,  c.x_batch, c.x_channel, c.x_row,     c.x_column, c.batch,
@@ -1624,8 +1624,8 @@ constexpr TapClass kGradientW[] = {{-20, 9, 8, -1}};
 constexpr i64 kWgradElements = 262144;
 constexpr i64 kMostPixels = 8062976;
 
-// The forward pass, or the input gradient as an exchanged call: both are dense correlations on kLatticesH x kLatticesW
-// lattices of positions, which read x and write y.
+// The forward convolution, or its input gradient as an exchanged call: both are dense correlations on
+// kLatticesH x kLatticesW lattices of positions, which read x and write y.
 struct Direction {
   int channels, outputs;  // per group: read and written
   const TapClass *classes_h, *classes_w;
@@ -1808,7 +1808,7 @@ CONV2D = (
 )
 
 
-# C++ text before a CUDA source, with the constants of its geometry, and after it, with an entry point per pass.
+# C++ text before a CUDA source, with the constants of its geometry, and after it, with its entry points.
 GEOMETRY = """\
 constexpr int kInChannels = {0}, kOutChannels = {1}, kGroups = {2}, kKernelH = {3}, kKernelW = {4};
 constexpr int kStrideH = {5}, kStrideW = {6}, kDilationH = {7}, kDilationW = {8}, kPadTop = {9}, kPadLeft = {11};
@@ -1868,7 +1868,7 @@ def _kernels(source, geometry):
 
 
 def _call(function, x, w, y, bias):
-    """Call a compiled function. It writes y, or in a gradient pass x, or w and the bias."""
+    """Call a compiled function. It writes y, or the gradients in place of x, or of w and the bias."""
     for tensor in (x, w, y) if bias is None else (x, w, y, bias):
         if not tensor.is_cuda or tensor.device != x.device or tensor.dtype != torch.float32:
             raise RuntimeError(

@@ -2,7 +2,7 @@
 
 // Addresses, strides in elements, sizes; every field has 8 bytes.
 struct Call {
-  float *x, *w, *y, *bias;  // tensors or, where a pass writes them, their gradients; bias may be null
+  float *x, *w, *y, *bias;  // tensors or, in the place of those that are written, gradients; bias may be null
   float* workspace;
   i64 x_batch, x_channel, x_row, x_column;  // strides of x, or of its gradient
   i64 y_batch, y_channel, y_row, y_column;  // strides of y, or of its gradient (0 in an expanded tensor)

@@ -1,4 +1,4 @@
-// Direct kernels, for any geometry, image size and strides. Each pass is one matrix product per group,
+// Direct kernels, for any geometry, image size and strides. Each computes one matrix product per group,
 //   sums[m][n] = sum over k of a[k][m] * b[k][n]
 //                      m                n                                k
 //   forward            output channel   output pixel                     (input channel, tap)

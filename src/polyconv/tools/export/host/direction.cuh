@@ -1,5 +1,5 @@
-// The forward pass, or the input gradient as an exchanged call: both are dense correlations on kLatticesH x kLatticesW
-// lattices of positions, which read x and write y.
+// The forward convolution, or its input gradient as an exchanged call: both are dense correlations on
+// kLatticesH x kLatticesW lattices of positions, which read x and write y.
 struct Direction {
   int channels, outputs;  // per group: read and written
   const TapClass *classes_h, *classes_w;

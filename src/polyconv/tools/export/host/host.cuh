@@ -20,7 +20,7 @@ static bool allow_shared(Kernel kernel, int bytes) {
          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) == cudaSuccess;
 }
 
-// Exchange x and y: an input gradient becomes the call of a forward pass that reads y and writes x.
+// Exchange x and y: an input gradient becomes the call of a forward convolution that reads y and writes x.
 static Call exchanged(const Call& c) {
   return {c.y,          c.w,         c.x,       nullptr,     c.workspace, c.y_batch,  c.y_channel,
           c.y_row,      c.y_column,  c.x_batch, c.x_channel, c.x_row,     c.x_column, c.batch,
