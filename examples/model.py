@@ -8,9 +8,9 @@ conv2d: 8x32x512x512, 64 channels, kernel 5x9, padding 2x4, dilation 2x3
   input gradient   F(4,5) along H, F(4,5) taps 4+5 nested F(2,2) along W, one after the other; 32 channels per block
   weight gradient  F(4,5) along H, F(4,5) taps 4+5 along W, in its transposed form; 64x32 channels per block
 
-Nothing is imported but torch, 2.0.1 or newer, whose compiler (nvcc 11.8 or newer) makes the kernels when this file is
-first imported. They run on every GPU of compute capability 7.0 and higher, on any batch, image size and strides; what
-their shared memory does not fit, and other arguments of the constructor, are left to the direct kernels below.
+This file imports only torch, 2.0.1 or newer. At the first import, torch compiles the kernels with nvcc, 11.8 or newer.
+They run on GPUs of compute capability 7.0 and higher, for any batch, image size and strides. The direct kernels below
+serve GPUs with too little shared memory for the others, and other arguments of the constructor.
 
 Written by polyconv 0.1.0 for a Tesla V100: polyconv export kb80
 """
@@ -37,7 +37,7 @@ using u32 = unsigned int;
 
 // Addresses, strides in elements, sizes; every field has 8 bytes.
 struct Call {
-  float *x, *w, *y, *bias;  // tensors, or where their gradients go; bias: null if there is none, or if it is not wanted
+  float *x, *w, *y, *bias;  // tensors or, in the place of those that are written, gradients; bias may be null
   float* workspace;
   i64 x_batch, x_channel, x_row, x_column;  // strides of x, or of its gradient
   i64 y_batch, y_channel, y_row, y_column;  // strides of y, or of its gradient (0 in an expanded tensor)
@@ -47,20 +47,20 @@ struct Call {
 
 constexpr i64 kWorkspace = 64 << 20;  // bytes
 
-// After a launch: null, or the sentence for the RuntimeError. The error is cleared, so that it is told once.
+// Message for a RuntimeError if the last launch failed, else null. CUDA's error is cleared, so it is reported once.
 static const char* failed(const char* kernel) {
-  static thread_local char sentence[256];
+  static thread_local char message[256];
   const cudaError_t error = cudaGetLastError();
   if (error == cudaSuccess) return nullptr;
-  snprintf(sentence, sizeof sentence, "%s could not be launched: %s", kernel, cudaGetErrorString(error));
-  return sentence;
+  snprintf(message, sizeof message, "%s could not be launched: %s", kernel, cudaGetErrorString(error));
+  return message;
 }
 
 static i64 ceil_div(i64 a, i64 b) {
   return (a + b - 1) / b;
 }
 
-// Where elements lie: offsets in the tensors, and what stands in the border around an image.
+// Offsets of elements in the tensors, and the values of the border around an image.
 constexpr int kGroupInputs = kInChannels / kGroups, kGroupOutputs = kOutChannels / kGroups;  // channels of one group
 constexpr int kKernelArea = kKernelH * kKernelW, kFilter = kGroupInputs * kKernelArea;
 
@@ -77,14 +77,14 @@ __device__ __forceinline__ int3 pixel_at(u32 index, u32 height, u32 width) {
   return make_int3(index % width, index / width % height, index / width / height);
 }
 
-// x at a position in the image or around it, read from the address that the position would have.
+// x at a position in the image or its border; `at` is the address that the position would have.
 __device__ __forceinline__ float read_x(const Call& c, const float* at, int y, int x) {
   return u32(y) < u32(c.height) && u32(x) < u32(c.width) ? *at : 0.f;
 }
 
-// A weight gradient is summed over slices of the pixels, which keep all multiprocessors busy and the sums short. Their
-// results lie in the workspace as [slice][output channel][filter, bias], and are added in ascending order: the same
-// call gives the same bits.
+// A weight gradient is computed in slices of the pixels, which fill the device and keep sums short. Their partial sums
+// lie in the workspace as [slice][output channel][filter, bias], and are added in ascending order: the result is
+// deterministic.
 constexpr i64 kSlice = i64(kOutChannels) * (kFilter + 1);  // elements
 
 __global__ void __launch_bounds__(128) sum_slices(const Call c, const int slices) {
@@ -100,24 +100,24 @@ static const char* add_slices(const Call& c, int slices) {
   return failed("sum_slices");
 }
 
-// The direct kernels take any geometry, image and strides, by index alone. Each is one product per group,
+// Direct kernels, for any geometry, image size and strides. Each computes one matrix product per group,
 //   sums[m][n] = sum over k of a[k][m] * b[k][n]
 //                      m                n                                k
 //   forward            output channel   output pixel                     (input channel, tap)
 //   input gradient     input channel    input pixel of one phase         (output channel, tap of the phase)
 //   weight gradient    output channel   (input channel, tap), and ones   output pixel of one slice
 //
-// A thread owns two columns of up to 32 sums. In each step it takes 8 k: b straight from memory, a through shared
-// memory, where all threads need it. Where there are few columns the k of a step are shared out among the threads, too.
+// A thread computes two columns of up to 32 sums. A step covers 8 k: b is read from global memory, a, which all threads
+// need, from shared memory. If there are few columns, the k of a step are divided among the threads, too.
 //
-// Where a k lies: its offsets in both operands, and its shift against the position of a column.
+// One k: its offsets in both operands, and its shift relative to the position of a column.
 struct Row {
   bool used;
   i64 a, b;
   int y, x;
 };
 
-// Where a column lies: in b and its image before the shift, and in the result, with the step from one m to the next.
+// One column: address in b and position in the image, both before the shift; address in the result, and step per m.
 struct Column {
   const float* b;
   int y, x;
@@ -126,18 +126,18 @@ struct Column {
 };
 
 struct Product {
-  static constexpr int kLanes = 128;  // threads side by side
+  static constexpr int kLanes = 128;  // threads along the columns
 
   const Call& c;
-  const u32 plane;  // a group, with a phase or a slice of it
-  const u32 share;  // which k of a step
+  const u32 plane;  // group, and phase or slice within it
+  const u32 share;  // which part of a step
 
   __device__ float finished(u32, float sum) const { return sum; }
 };
 
 template <class P>
 __global__ void __launch_bounds__(128, 3) direct(const Call c) {
-  constexpr int kRows = P::kM < 32 ? (P::kM + 3) / 4 * 4 : 32, kTiles = (P::kM + kRows - 1) / kRows;  // quads of sums
+  constexpr int kRows = P::kM < 32 ? (P::kM + 3) / 4 * 4 : 32, kTiles = (P::kM + kRows - 1) / kRows;  // in quads
   constexpr int kStep = 8 * 128 / P::kLanes;
   __shared__ __align__(16) float a[kStep][kRows + 4];
   __shared__ Row rows[kStep];
@@ -204,12 +204,12 @@ constexpr int common_divisor(int a, int b) {
   return b ? common_divisor(b, a % b) : a;
 }
 
-// Input pixels with the same rest modulo the stride are a phase: only every kStep-th tap reaches them, and no other is
-// multiplied. A border mixes the phases: then there is one, and whether a tap reaches a pixel is looked at in b.
+// Input pixels with equal residues modulo the stride form a phase: only every kStep-th tap contributes to it, and no
+// other is multiplied. A border mixes the phases: then there is one, and b() tests whether a tap contributes.
 constexpr int kPhasesH = kStrideH, kStepH = kPhasesH / common_divisor(kPhasesH, kDilationH);
 constexpr int kPhasesW = kStrideW, kStepW = kPhasesW / common_divisor(kPhasesW, kDilationW);
 
-// The first tap that reaches a coordinate of the padded image, or the number of taps if none does.
+// First tap that contributes to a coordinate of the padded image, or the number of taps if none does.
 __device__ __forceinline__ int first_tap(int at, int phases, int taps, int dilation) {
   int tap = 0;
   while (tap < taps && (at - tap * dilation) % phases) tap++;
@@ -229,7 +229,7 @@ struct InputGradient : Product {
   static __host__ __device__ i64 columns(const Call& c) { return c.batch * height(c) * width(c); }
   static i64 planes(const Call&) { return i64(kGroups) * kPhasesH * kPhasesW; }
   __device__ Row row(u32 k) const {
-    const int3 tap = pixel_at(k, taps_h, taps_w);  // of the phase; the plane is its output channel
+    const int3 tap = pixel_at(k, taps_h, taps_w);  // tap of the phase; z is the output channel
     const int y = tap.y * (kStepH * kDilationH / kPhasesH), x = tap.x * (kStepW * kDilationW / kPhasesW);
     const i64 channel = group * kGroupOutputs + tap.z;
     const i64 a = channel * kFilter + (tap_y + tap.y * kStepH) * kKernelW + tap_x + tap.x * kStepW;
@@ -1583,21 +1583,21 @@ static FastDivisor by(i64 divisor) {
   return {u32(divisor), u32(((1ull << power) + divisor - 1) / divisor), u32(power - 32)};
 }
 
-// Of the current device.
+// Attribute of the current device.
 static int attribute(cudaDeviceAttr which) {
   int device = 0, value = 0;
   cudaGetDevice(&device), cudaDeviceGetAttribute(&value, which, device);
   return value;
 }
 
-// Whether a block of the current device may have so much shared memory; if so, the kernel may.
+// Allow a kernel this much dynamic shared memory; false if a block of the current device cannot have it.
 template <class Kernel>
 static bool allow_shared(Kernel kernel, int bytes) {
   return bytes <= attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) &&
          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) == cudaSuccess;
 }
 
-// The call of an input gradient as that of a forward convolution, which reads y and writes x; and back.
+// Exchange x and y: an input gradient becomes the call of a forward convolution that reads y and writes x.
 static Call exchanged(const Call& c) {
   return {c.y,          c.w,         c.x,       nullptr,     c.workspace, c.y_batch,  c.y_channel,
           c.y_row,      c.y_column,  c.x_batch, c.x_channel, c.x_row,     c.x_column, c.batch,
@@ -1609,19 +1609,21 @@ static Call exchanged(const Call& c) {
 struct TapClass {
   int read_first, taps, tap_first, tap_stride;
 };
-constexpr int kLatticesH = 2, kLatticesW = 3;
+constexpr int kLatticesH = 2, kLatticesW = 3, kWgradThreads = 512, kWgradShared = 97672, kWgradPairs = 2048,
+    kWgradBlocks = 8;
 constexpr TapClass kForwardH[] = {{-2, 5, 0, 1}};
 constexpr TapClass kForwardW[] = {{-4, 9, 0, 1}};
 constexpr TapClass kGradientH[] = {{-6, 5, 4, -1}};
 constexpr TapClass kGradientW[] = {{-20, 9, 8, -1}};
+constexpr i64 kWgradElements = 262144;
 constexpr i64 kMostPixels = 8062976;
 
-// The forward convolution, and its input gradient as an exchanged call: both are dense correlations on
+// The forward convolution, or its input gradient as an exchanged call: both are dense correlations on
 // kLatticesH x kLatticesW lattices of positions, which read x and write y.
 struct Direction {
-  int channels, outputs;  // of a group: read and written
+  int channels, outputs;  // per group: read and written
   const TapClass *classes_h, *classes_w;
-  const char* (*direct)(const Call&);  // for what the kernels do not take
+  const char* (*direct)(const Call&);  // fallback for calls that the kernels do not support
 };
 
 constexpr Direction kForward = {kGroupInputs, kGroupOutputs, kForwardH, kForwardW, direct_forward};
@@ -1631,12 +1633,12 @@ static const char* direct_exchanged(const Call& c) {
 }
 constexpr Direction kGradient = {kGroupOutputs, kGroupInputs, kGradientH, kGradientW, direct_exchanged};
 
-// The end of what so many positions need of the image, of what a class of taps reads.
+// One past the last position of the image that `count` positions of a tap class read.
 static int read_end(const TapClass& taps, int step, int lattices, i64 count, i64 extent) {
   return int(max(0ll, min(extent, taps.read_first + step * (count - 1 + lattices * (taps.taps - 1)) + 1)));
 }
 
-// Launches the four kernels, slab by slab: X and Y of a slab fit into the workspace.
+// Launches the four kernels in slabs of rows whose X and Y fit the workspace.
 template <int kK>
 static const char* separable(const Call& c, const Direction& d) {
   using Gemm = NonfusedGemm<kK>;
@@ -1645,7 +1647,7 @@ static const char* separable(const Call& c, const Direction& d) {
   const i64 units = ceil_div(c.out_width, kLatticesW * F45Nested::kOutputs), row_columns = units * kLatticesW;
   const i64 columns = row_columns + (F45Nested::kPoints - 1
       + (kPasses - 1) * F45Nested::kM) / F45Nested::kOutputs * kLatticesW;
-  const i64 pitch = columns >= 16 ? columns | 1 : columns;  // odd: the points of H do not all lie in one bank of memory
+  const i64 pitch = columns >= 16 ? columns | 1 : columns;  // odd: the points of H do not all lie in one memory bank
   const i64 vectors = F45Nested::kTiles * pitch, channel_stride = vectors * F45Nested::kM;
   const i64 channels_all = i64(d.channels), chunks = ceil_div(channels_all, kChannelChunk);
   const i64 k_tiles = ceil_div(d.outputs, kK), products = F45::kPoints * kGroups * k_tiles;
@@ -1656,7 +1658,7 @@ static const char* separable(const Call& c, const Direction& d) {
     return weights + n * row_stride + F45::kPoints * kGroups * d.outputs * F45Nested::kOutputs * columns_filled(n);
   };
 
-  // As many rows as fit; of these sizes, as few rounds of the persistent blocks as possible, then as few slabs.
+  // Rows of a slab that fit and take the fewest rounds of the persistent blocks, each launch counted as one more round.
   constexpr int kShared = 4 * Gemm::kSharedFloats;
   i64 room = kWorkspace;
   i64 most = min(rows, min(room / 4 / max(row_stride, 1ll), 0x7fffffff / max(row_stride, 1ll)));
@@ -1664,7 +1666,7 @@ static const char* separable(const Call& c, const Direction& d) {
   if (most == 0 || rows >= 0x7fffffff || max(c.x_row, c.x_column) >= 0x7fffffff ||
       !allow_shared(winograd_nonfused_gemm<kK>, kShared))
     return d.direct(c);
-  const i64 blocks = i64(attribute(cudaDevAttrMultiProcessorCount));
+  const i64 blocks = attribute(cudaDevAttrMultiProcessorCount);
   const auto rounds = [&](i64 n) { return ceil_div(products * ceil_div(n * row_columns, Gemm::kU), blocks); };
   i64 slab = most, fewest = 0;
   for (i64 n = most; n > most / 2; n -= max(1ll, most / 48)) {
@@ -1731,29 +1733,22 @@ static const char* separable(const Call& c, const Direction& d) {
 
 // Launches the three kernels of the weight gradient.
 static const char* toom_weight_gradient(const Call& c) {
-  constexpr int kChannels = kInChannels / kGroups, kOutputs = kOutChannels / kGroups;
-  constexpr int kTilesK = (kOutputs + WgradTile::kTileK - 1) / WgradTile::kTileK;
-  constexpr int kTilesC = (kChannels + WgradTile::kTileC - 1) / WgradTile::kTileC;
-  constexpr int kBlocks = kTilesK * kTilesC * WinogradWgradSizes::kProducts * kGroups;  // of a slice
-  constexpr i64 kElements = i64(kBlocks) * WinogradWgradSizes::kPasses * F45x2::kPoints * WgradTile::kTileK *
-      WgradTile::kTileC;
-  constexpr int kShared = 8 * (WinogradWgradSizes::kOperands + WinogradWgradSizes::kStaged)
-      + sizeof(WinogradWgradState);
   const i64 tiles_h = ceil_div(c.out_height, kLatticesH * F45::kM);
   const i64 tiles = ceil_div(c.out_width, kLatticesW * 4) * 3;
   const i64 rows = c.batch * kLatticesH * tiles_h * (kLatticesW / 3);
   const i64 most_stride = max(max(c.x_row, c.x_column), max(c.y_row, c.y_column));
   if (rows * ceil_div(tiles, kChunk) >= 0x7fffffff || most_stride >= 0x7fffffff ||
-      c.batch * c.out_height * c.out_width > kMostPixels || !allow_shared(winograd_wgrad, kShared))
+      c.batch * c.out_height * c.out_width > kMostPixels || !allow_shared(winograd_wgrad, kWgradShared))
     return direct_weight_gradient(c);
 
-  // Slices of the rows: enough to fill the device in whole waves, and for short sums; few enough for the workspace.
+  // Slices of the rows: enough to fill whole waves and to keep sums short, few enough for the workspace.
   const int sms = attribute(cudaDevAttrMultiProcessorCount);
-  const i64 most = max(1ll, min(rows, kWorkspace / 4 / (kElements + kOutChannels)));
+  const i64 most = max(1ll, min(rows, kWorkspace / 4 / (kWgradElements + kOutChannels)));
   i64 slices = 1;
   double least = 0;
   for (int count = 1; count <= 8; count++) {
-    const i64 n = max(1ll, min(most, i64(count) * sms / kBlocks)), whole = kBlocks * n / sms, rest = kBlocks * n % sms;
+    const i64 n = max(1ll, min(most, i64(count) * sms / kWgradBlocks));
+    const i64 whole = kWgradBlocks * n / sms, rest = kWgradBlocks * n % sms;
     const double last = rest == 0 ? 0. : max(double(rest) / sms, whole ? .5 : 1.);
     const double cost = (whole + last) * ceil_div(rows, n);
     if (least == 0 || cost < least - 1e-6 || (cost < least + 1e-6 && n > slices)) slices = n, least = cost;
@@ -1770,28 +1765,27 @@ static const char* toom_weight_gradient(const Call& c) {
   p.x_batch = c.x_batch, p.x_channel = c.x_channel, p.dy_batch = c.y_batch, p.dy_channel = c.y_channel;
   p.x_row = int(c.x_row), p.x_column = int(c.x_column), p.dy_row = int(c.y_row), p.dy_column = int(c.y_column);
   p.x_next_row = 4 * p.x_row * kLatticesH, p.dy_next_row = 4 * p.dy_row * kLatticesH;
-  p.x_next_channel = 4 * WinogradWgradSizes::kWarps * c.x_channel,
-      p.dy_next_channel = 4 * WinogradWgradSizes::kWarps * c.y_channel;
+  p.x_next_channel = kWgradThreads / 8 * c.x_channel, p.dy_next_channel = kWgradThreads / 8 * c.y_channel;
   p.read_first_h = kForwardH[0].read_first, p.x_first_h = kForwardH[0].read_first * c.x_row;
   p.read_first_w = kForwardW[0].read_first, p.x_first_w = kForwardW[0].read_first * c.x_column;
   p.height = int(min(c.height, reach(kForwardH, 1, 1, kLatticesH, c.out_height)));
   p.width = int(min(c.width, reach(kForwardW, 1, 1, kLatticesW, c.out_width)));
   p.count_h = int(c.out_height), p.count_w = int(c.out_width);
   p.rows = int(rows), p.tiles = int(tiles), p.slices = int(slices), p.tiles_h = by(tiles_h);
-  winograd_wgrad<<<kBlocks * slices, WinogradWgradSizes::kThreads, kShared, c.stream>>>(p);
+  winograd_wgrad<<<kWgradBlocks * slices, kWgradThreads, kWgradShared, c.stream>>>(p);
   if (const char* error = failed("winograd_wgrad")) return error;
 
   if (slices > 1) {
     WinogradWgradSumParams s{};
     s.partial = c.workspace, s.slices = int(slices);
-    winograd_wgrad_sum<<<ceil_div(kElements, 1024), 256, 0, c.stream>>>(s);
+    winograd_wgrad_sum<<<ceil_div(kWgradElements, 1024), 256, 0, c.stream>>>(s);
     if (const char* error = failed("winograd_wgrad_sum")) return error;
   }
   WinogradWgradOutputParams f{};
   f.partial = c.workspace, f.dw = c.w, f.slices = int(slices);
   f.taps_h = kForwardH[0].taps, f.tap_first_h = kForwardH[0].tap_first;
   f.taps_w = kForwardW[0].taps, f.tap_first_w = kForwardW[0].tap_first;
-  winograd_wgrad_output<<<ceil_div(kOutChannels * kChannels, 128), 128, 0, c.stream>>>(f);
+  winograd_wgrad_output<<<ceil_div(kWgradPairs, 128), 128, 0, c.stream>>>(f);
   return failed("winograd_wgrad_output");
 }
 """
@@ -1808,7 +1802,7 @@ CONV2D = (
 )
 
 
-# What Python settles in that text before it is compiled: the geometry, and what the entry points do.
+# C++ text before a CUDA source, with the constants of its geometry, and after it, with its entry points.
 GEOMETRY = """\
 constexpr int kInChannels = {0}, kOutChannels = {1}, kGroups = {2}, kKernelH = {3}, kKernelW = {4};
 constexpr int kStrideH = {5}, kStrideW = {6}, kDilationH = {7}, kDilationW = {8}, kPadTop = {9}, kPadLeft = {11};
@@ -1823,7 +1817,7 @@ def _explain(kind, error, trace):
 
 
 def _compiled(text):
-    """The path of the library, compiled unless it is there: torch's load_inline would compile it in every process."""
+    """Path of the library, compiled if it is missing: torch's load_inline would compile it in every process."""
     arch = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
     if not arch and not torch.cuda.is_available():
         raise RuntimeError("there is no GPU to compile for: say which one is meant, as in TORCH_CUDA_ARCH_LIST=7.0")
@@ -1840,11 +1834,11 @@ def _compiled(text):
         time.sleep(0.1)
     if not os.path.exists(complete):
         print(f"compiling CUDA kernels into {folder}, once; this takes some seconds", file=sys.stderr)
-        # load_inline begins each source with torch's headers, which take a minute to read; these need none of them.
+        # load_inline includes torch's headers, which take a minute to compile: empty ones take their place.
         os.makedirs(os.path.join(headers, "torch"), exist_ok=True)
         for header in ("extension.h", "types.h"):
             open(os.path.join(headers, "torch", header), "w").close()
-        cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # what failed before is compiled again
+        cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)  # compile again after a failure
         with contextlib.ExitStack() as failing:
             failing.push(_explain)
             options = {"extra_include_paths": [headers], "build_directory": folder, "is_python_module": False}
@@ -1854,7 +1848,7 @@ def _compiled(text):
 
 
 def _kernels(source, geometry):
-    """The compiled functions for a geometry: those that were planned for it, or the direct ones."""
+    """Compiled functions for a geometry: the planned ones if the file was exported for it, else the direct ones."""
     direct, planned, planned_for, calls = source
     with _LOCK:
         if (planned_for, geometry) not in _KERNELS:
@@ -1868,7 +1862,7 @@ def _kernels(source, geometry):
 
 
 def _call(function, x, w, y, bias):
-    """Fills what the function computes: y, or the gradients in the places of x, or of w and the bias."""
+    """Call a compiled function. It writes y, or the gradients in place of x, or of w and the bias."""
     for tensor in (x, w, y) if bias is None else (x, w, y, bias):
         if not tensor.is_cuda or tensor.device != x.device or tensor.dtype != torch.float32:
             raise RuntimeError(
@@ -1880,7 +1874,7 @@ def _call(function, x, w, y, bias):
         tensors = (x, w, y, bias, workspace)
         sizes = (x.shape[0], *x.shape[2:], *y.shape[2:], torch.cuda.current_stream().cuda_stream)
         numbers = (*(0 if t is None else t.data_ptr() for t in tensors), *x.stride(), *y.stride(), *sizes)
-        error = function((ctypes.c_longlong * len(numbers))(*numbers))  # ctypes lets go of the GIL
+        error = function((ctypes.c_longlong * len(numbers))(*numbers))  # ctypes releases the GIL
     if error:
         raise RuntimeError(error.decode())
 
@@ -1942,7 +1936,7 @@ class Conv2d(nn.Conv2d):
 
 
 class ModelNew(nn.Module):
-    """Takes the arguments of the module that it replaces; without any, it is what this file was exported for."""
+    """Takes the arguments of the module that it replaces; without any, those that this file was exported for."""
 
     def __init__(self, *args, **kwargs):
         super().__init__()

@@ -156,6 +156,11 @@ FILES = (
     File("kb77, a transposed volume", "kb77", (Case((1, 32, 3, 4, 5), KB77, "ConvTranspose3d"),)),
     *VOLUMES,
     File(
+        "an algorithm per pass",
+        "--in-channels 2 --out-channels 128 --kernel-size 9 9 --no-bias --input 1 2 12 64",
+        (Case((1, 2, 11, 15), {"in_channels": 2, "out_channels": 128, "kernel_size": 9, "bias": False}),),
+    ),
+    File(
         "groups and bias",
         "--in-channels 8 --out-channels 12 --kernel-size 3 5 --padding 1 2 --groups 2 --bias --input 8 8 64 64",
         (Case((2, 8, 9, 12), BIASED),),

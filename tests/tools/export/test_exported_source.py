@@ -42,13 +42,7 @@ def test_tensor_cores_compile_without_a_warning(imported: Any, builds: Builds) -
 ARGUMENTS = {
     "groups and strides": {"in_channels": 6, "out_channels": 9, "kernel_size": (5, 3), "stride": (3, 2), "groups": 3},
     "a border": {"in_channels": 6, "out_channels": 32, "kernel_size": 3, "padding": 1, "padding_mode": "reflect"},
-    "dilated, cropped": {
-        "in_channels": 16,
-        "out_channels": 8,
-        "kernel_size": 3,
-        "padding": (-1, 0, 2, 1),
-        "dilation": 2,
-    },
+    "cropped": {"in_channels": 16, "out_channels": 8, "kernel_size": 3, "padding": (-1, 0, 2, 1), "dilation": 2},
     "few channels": {"in_channels": 6, "out_channels": 12, "kernel_size": 3, "groups": 6, "padding_mode": "circular"},
 }
 

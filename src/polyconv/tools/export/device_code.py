@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 
 from ...algebra.emit import emit_transform
 from ...algebra.matrices import Matrix
-from ...cuda.planner.plan import KernelSpec
+from ...cuda.planner.device import CudaDevice
+from ...cuda.planner.plan import KernelSpec, Launch
+from ...cuda.planner.planner import DEFAULT_WORKSPACE
 from ...cuda.planner.winograd.axis import ToomAxis, choice_of, index_of
-from .names import axis_name
-from .parameters import without_fields
+from ...problem import Pass, Problem
+from . import parameters
+from .host_code import ANYWHERE, LAUNCHED, NAMES, Launching, axis_name, chosen_for, launching
 from .partial_eval import (
     closing,
     constants_by_part,
@@ -49,47 +55,50 @@ _PRELUDE = """\
 #define UNROLL _Pragma("unroll")
 
 """
+WORKSPACE = f"{DEFAULT_WORKSPACE >> 20} << 20"
+"""Size of the workspace [bytes] as C++ and Python text: what a file allocates and its host functions divide up."""
 
 
-def cuda_texts(
-    specs: list[KernelSpec],
-    fixed: dict[str, dict[str, str]],
-    shared: dict[str, dict[str, str]],
-    direct: str,
-    constants: str,
-    ones: Iterable[str],
-    sizes: dict[str, str],
-    hosts: Iterable[str],
-    calls: Mapping[str, str],
-    borders: bool,
-) -> tuple[str, str, dict[str, str]]:
-    """Kernels and host texts, specialised and reduced to what ``calls`` (entry point -> expression) reach.
+@dataclass(frozen=True)
+class CudaSource:
+    """CUDA source of a layer: ``direct`` for any geometry, followed by ``planned`` for the exported one."""
 
-    ``fixed`` holds the parameters that the geometry fixes, ``shared`` those that are read from ``Call``; ``direct``
-    names the text of the direct kernels. ``constants`` are C++ definitions for the host texts, ``ones`` the names of
-    constants equal to 1, ``sizes`` the sizes of tables. Without ``borders`` all padding is zeros. Returns the text for
-    any geometry, the text that follows it for the exported one, and the specialised calls.
-    """
+    direct: str
+    planned: str
+    calls: dict[str, str]
+    """Entry point -> its C++ expression for the exported geometry."""
+    launching: dict[Pass, Launching]
+
+
+def cuda_source(
+    problem: Problem,
+    device: CudaDevice,
+    kinds: Iterable[Pass],
+    borders: bool = False,
+    tensor_cores: bool = False,
+) -> CudaSource:
+    """Source for the passes ``kinds`` of a convolution, which replace ``problem.kind``. It is specialised and reduced
+    to what their calls reach. Without ``borders`` all padding is zeros."""
+    families = LAUNCHED if tensor_cores else ANYWHERE
+    functions: dict[Pass, Launching] = {}
+    launches: list[Launch] = []
+    for kind in kinds:
+        of_pass = replace(problem, kind=kind)
+        functions[kind] = launching(of_pass, chosen_for(of_pass, device, families), device)
+        for candidate in functions[kind].candidates:
+            launches += parameters.launches(candidate, of_pass)
+    calls = {NAMES[kind]: one.call for kind, one in functions.items()}
+    specs = list(dict.fromkeys(launch.kernel for launch in launches))
     axes = {axis.struct: axis for spec in specs for axis in spec.axes}
-    ascending = sorted(specs, key=lambda spec: spec.threads)  # a template has the launch bounds of its largest block
-    bodies = {re.sub(r"[<(].*", "", spec.body.removeprefix("polyconv::")): spec for spec in ascending}
-    fixed = {struct: fields | shared.get(struct, {}) for struct, fields in fixed.items()}
-    unassigned = {struct: {n: v for n, v in fields.items() if v != f"p.{n}"} for struct, fields in fixed.items()}
-    headers = [_inheriting(part, shared) for part in with_functions_of_constants([*_headers(specs, fixed)])]
-    found: list[str] = []
-    for host in ("indices", direct, "host", *hosts):
-        text = re.sub(rf"\b(?:{'|'.join(ones) or '(?!)'})\b", "1", (_TEXTS / f"{host}.cuh").read_text(encoding="utf-8"))
-        found += [without_assignments(part, unassigned) for part in definitions(f"\n{text}")]
-        found += definitions(constants) if host == "taps" else []
-    named = words("\n".join([*found, *calls.values()])) | {"Call", "MIN_BLOCKS"}
-    found = [*reachable(headers, named), *found]  # unused definitions would give templates further arguments
+    types = {axis_name(axis) for axis in axes.values()}
+    known = {f"{axis_name(a)}::k{name}": n for a in axes.values() for name, n in a.counts.items()}
+    sizes: dict[str, int] = {}  # of tables that passes share
+    for name, size in (pair for one in functions.values() for pair in one.sizes.items()):
+        sizes[name] = max(size, sizes.get(name, 0))
+    found = _texts(problem, functions, specs, parameters.fixed_fields(launches), calls)
     if not borders:
         found = [re.sub(r"\bkBorder\b", "0", part) for part in found]
-    found = [_resized(part, sizes) for part in map(with_pragmas_in_line, found)]
-    types, known = (
-        {axis_name(axis) for axis in axes.values()},
-        {f"{axis_name(a)}::k{name}": n for a in axes.values() for name, n in a.counts.items()},
-    )
+    found = [_resized(part, sizes | {"kWorkspace": WORKSPACE}) for part in map(with_pragmas_in_line, found)]
     last = "\n".join(calls.values())
     alike = {
         f"{axis_name(a)}::{name}": values[0]
@@ -104,24 +113,79 @@ def cuda_texts(
         found = [_with_tables(part, alike) for part in found]
         found = _without_tables(found, sizes)
         found = [_folded(*pair) for pair in zip(found, constants_by_part(found, known), strict=True)]
+    ascending = sorted(specs, key=lambda spec: spec.threads)  # a template has the launch bounds of its largest block
+    bodies = {re.sub(r"[<(].*", "", spec.body.removeprefix("polyconv::")): spec for spec in ascending}
     found = [_entry(part, bodies.get(name_of(part) or "")) for part in found]
     general = reachable(found, {"Call", *(f"direct_{name}" for name in calls)})
-    kept = [part for part in reachable(found, words(last)) if part not in general]
-    before = []
-    while kept != before:  # dropping a constant or variable may leave its operands unused
-        before = kept
-        everything = re.sub(r"//.*", "", "\n".join([*kept, *general, last]))
-        constants_of_parts = constants_by_part([*general, *kept], known)[len(general) :]
-        kept = [
-            without_unused(with_values(*pair, everything), everything)
-            for pair in zip(kept, constants_of_parts, strict=True)
-        ]
-        kept = reachable([*general, *kept], words(last) | {"Call"})
-        kept = [part for part in kept if part not in general]
+    kept = _reduced([part for part in reachable(found, words(last)) if part not in general], general, last, known)
     transforms = _transforms(axes.values(), "\n".join([*kept, *general, last]))
     at = next((i for i, part in enumerate(kept) if words(part) & types), len(kept))
     planned = _laid_out([*kept[:at], *transforms, *kept[at:]])
-    return _PRELUDE + _laid_out(general), planned, dict(zip(calls, last.split("\n"), strict=True))
+    calls = dict(zip(calls, last.split("\n"), strict=True))
+    return CudaSource(_PRELUDE + _laid_out(general), planned, calls, functions)
+
+
+def _texts(
+    problem: Problem,
+    functions: Mapping[Pass, Launching],
+    specs: list[KernelSpec],
+    fixed: dict[str, dict[str, str]],
+    calls: Mapping[str, str],
+) -> list[str]:
+    """Definitions of the kernels' headers that the host texts name, and of the host texts, with the ``fixed``
+    parameters in place."""
+    shared, constants = dict[str, dict[str, str]](), dict[str, str]()
+    for one in functions.values():
+        shared |= one.shared
+        constants |= one.constants
+    fixed = {struct: fields | shared.get(struct, {}) for struct, fields in fixed.items()}
+    unassigned = {struct: {n: v for n, v in fields.items() if v != f"p.{n}"} for struct, fields in fixed.items()}
+    ones = "|".join(name for name, value in constants.items() if value == "1") or "(?!)"
+    direct = "direct_depthwise" if prod(problem.channels_per_group) < 16 else "direct"
+    hosts: list[str] = []
+    for host in dict.fromkeys(("indices", direct, "host", *(host for one in functions.values() for host in one.hosts))):
+        text = re.sub(rf"\b(?:{ones})\b", "1", (_TEXTS / f"{host}.cuh").read_text(encoding="utf-8"))
+        hosts += [without_assignments(part, unassigned) for part in definitions(f"\n{text}")]
+        hosts += definitions(_constants(constants)) if host == "taps" else []
+    for struct in (spec.struct for spec in specs if spec.struct):
+        left = _unassigned(hosts, struct) - fixed[struct.__name__].keys()
+        assert not left, f"the host texts do not set {', '.join(left)} of {struct.__name__}"
+    headers = [_inheriting(part, shared) for part in with_functions_of_constants([*_headers(specs, fixed)])]
+    named = words("\n".join([*hosts, *calls.values()])) | {"Call", "MIN_BLOCKS"}
+    return [*reachable(headers, named), *hosts]  # unused definitions would give templates further arguments
+
+
+def _unassigned(hosts: list[str], struct: type[ctypes.Structure]) -> set[str]:
+    """Parameters that no host text sets, of a struct that one of them names. ``zero`` is to be 0."""
+    named = [(part, name) for part in hosts for name in re.findall(rf"\b{struct.__name__} (\w+)[{{)]", part)]
+    found = [field for part, name in named for field in re.findall(rf"\b{name}\.(\w+)(?:\[\w+\])? = ", part)]
+    return {name for name, *_ in struct._fields_} - {*found, "zero"} if named else set()
+
+
+def _constants(values: dict[str, str]) -> str:
+    """C++ definitions of the numbers and tables of the host texts; a 1 is substituted in the texts instead."""
+    kinds = {
+        name: "TapClass" if "[" in name else "i64" if name in ("kMostPixels", "kWgradElements") else "int"
+        for name in values
+    }
+    numbers = [f"{name} = {value}" for name, value in values.items() if kinds[name] == "int" and value != "1"]
+    others = [f"constexpr {kinds[name]} {name} = {value};\n" for name, value in values.items() if kinds[name] != "int"]
+    return (f"constexpr int {', '.join(numbers)};\n" if numbers else "") + "".join(others)
+
+
+def _reduced(kept: list[str], general: list[str], last: str, known: Mapping[str, int]) -> list[str]:
+    """Definitions without what neither they nor ``general`` nor the calls in ``last`` use."""
+    before: list[str] = []
+    while kept != before:  # dropping a constant or variable may leave its operands unused
+        before = kept
+        everything = re.sub(r"//.*", "", "\n".join([*kept, *general, last]))
+        constants = constants_by_part([*general, *kept], known)[len(general) :]
+        kept = [
+            without_unused(with_values(*pair, everything), everything) for pair in zip(kept, constants, strict=True)
+        ]
+        kept = reachable([*general, *kept], words(last) | {"Call"})
+        kept = [part for part in kept if part not in general]
+    return kept
 
 
 def _laid_out(parts: Iterable[str]) -> str:
@@ -158,7 +222,7 @@ def _headers(specs: list[KernelSpec], fixed: dict[str, dict[str, str]]) -> Itera
             name = name_of(part) or ""
             part = _without_epilogue(part, struct)
             named = re.search(r"\b(\w+Params)& p(?:arams)?\b", part)
-            part = without_fields(part, fixed[name]) if name in fixed else part
+            part = parameters.without_fields(part, fixed[name]) if name in fixed else part
             yield with_fixed_parameters(part, fixed.get(named.group(1) if named else struct, {}))
         if stem == "common/common":
             yield from definitions((_TEXTS / "call.cuh").read_text(encoding="utf-8"))
@@ -204,7 +268,7 @@ def _without_epilogue(text: str, struct: str) -> str:
     return text
 
 
-def _resized(text: str, sizes: dict[str, str]) -> str:
+def _resized(text: str, sizes: Mapping[str, object]) -> str:
     """Set the sizes of tables and of the workspace to those of the file."""
     for name, size in sizes.items():
         text = re.sub(rf"((?:constexpr \w+|enum : int {{) {name} =) [^;}}]+?(?=;| }})", rf"\g<1> {size}", text)
@@ -219,9 +283,9 @@ def _with_tables(text: str, values: dict[str, int]) -> str:
     return text
 
 
-def _without_tables(texts: list[str], sizes: dict[str, str]) -> list[str]:
+def _without_tables(texts: list[str], sizes: Mapping[str, int]) -> list[str]:
     """Replace tables of one element by a scalar if only element 0 is read."""
-    for size in (name for name, value in sizes.items() if value == "1"):
+    for size in (name for name, value in sizes.items() if value == 1):
         for table in {table for text in texts for table in re.findall(rf"\b(\w+)\[{size}\]", text)}:
             places = {place for text in texts for place in re.findall(rf"\b{table}\[([^][]*)\]", text)}
             if places <= {size, "0"}:

@@ -6,7 +6,7 @@ text does not support (several phases, say).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from types import ModuleType
 
@@ -16,14 +16,14 @@ from ...cuda.planner.depthwise.strip import COLUMNS, StripCandidate, StripWgradC
 from ...cuda.planner.device import CudaDevice
 from ...cuda.planner.implicit_gemm.fprop_dgrad import roles
 from ...cuda.planner.planner import DEFAULT_WORKSPACE, FAMILIES, choose, weigh
+from ...cuda.planner.winograd.axis import ToomAxis
 from ...cuda.planner.winograd.fused import FusedCandidate
 from ...cuda.planner.winograd.nonfused import NonfusedCandidate
-from ...cuda.planner.winograd.nonfused_tiling import segments_of
-from ...cuda.planner.winograd.wgrad import INTERLEAVES, WinogradWgradCandidate, lattices
+from ...cuda.planner.winograd.nonfused_tiling import gemm_blocks, segments_of
+from ...cuda.planner.winograd.wgrad import WinogradWgradCandidate, lattices
 from ...cuda.planner.winograd_fp16x3 import fused, nonfused, wgrad
 from ...cuda.planner.winograd_fp16x3.nonfused import M8N8K4, Fp16x3Candidate, headroom
 from ...problem import Pass, Problem
-from .names import axis_name
 
 ANYWHERE = tuple(family for family in FAMILIES if family not in (nonfused, wgrad, fused))
 """Families whose kernels run on every GPU that an exported file supports."""
@@ -46,12 +46,12 @@ class Launching:
     only, the one for the others."""
     about: str = "by the direct kernels"
     """Description for the file's docstring."""
-    constants: tuple[tuple[str, str], ...] = ()
-    """Names and values of constants in the host texts; names of tables end in ``[]``."""
-    sizes: tuple[tuple[str, str], ...] = ()
-    """Names and values of the sizes of the kernels' tables [elements]."""
-    shared: tuple[tuple[str, dict[str, str]], ...] = ()
-    """Parameter structs that are derived from ``Call``, and their fields that it provides -> C++ expression."""
+    constants: dict[str, str] = field(default_factory=dict)
+    """Values of the constants in the host texts; names of tables end in ``[]``."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Sizes of the kernels' tables [elements]."""
+    shared: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Parameter structs that are derived from ``Call``: their fields that it provides -> C++ expression."""
 
 
 def chosen_for(problem: Problem, device: CudaDevice, families: tuple[ModuleType, ...] = ANYWHERE) -> CudaCandidate:
@@ -74,16 +74,23 @@ def launching(problem: Problem, chosen: CudaCandidate, device: CudaDevice) -> La
     return Launching((), f"direct_{NAMES[problem.kind]}(*call)")
 
 
-def _axis_constants(h: DenseAxis, w: DenseAxis) -> tuple[tuple[str, str], ...]:
-    numbers = {
-        "kLatticesH": h.dilation,
-        "kLatticesW": w.dilation,
-        "kReadStepH": h.read_step,
-        "kReadStepW": w.read_step,
-        "kClassesH": len(h.classes),
-        "kClassesW": len(w.classes),
+def axis_name(axis: ToomAxis) -> str:
+    """Struct name of an axis: ``F45`` for F(4,5), ``F45x2`` for two summed segments, ``F45Nested`` if nested."""
+    if axis.is_direct:
+        return "Direct"
+    several = "Nested" if axis.tiles > 1 else f"x{len(axis.segments)}" if len(axis.segments) > 1 else ""
+    return f"F{axis.m}{axis.longest}{several}"
+
+
+def _axis_constants(name: str, h: DenseAxis, w: DenseAxis) -> dict[str, str]:
+    """Numbers of both axes, and the tables of their tap classes, which are named after the direction ``name``."""
+    axes = {"H": h, "W": w}
+    return {
+        **{f"kLattices{letter}": str(axis.dilation) for letter, axis in axes.items()},
+        **{f"kReadStep{letter}": str(axis.read_step) for letter, axis in axes.items()},
+        **{f"kClasses{letter}": str(len(axis.classes)) for letter, axis in axes.items()},
+        **{f"k{name}{letter}[]": _table(axis) for letter, axis in axes.items()},
     }
-    return tuple((name, str(value)) for name, value in numbers.items())
 
 
 def _table(axis: DenseAxis) -> str:
@@ -91,21 +98,19 @@ def _table(axis: DenseAxis) -> str:
     return f"{{{', '.join(rows)}}}"
 
 
-def _tables(name: str, h: DenseAxis, w: DenseAxis) -> tuple[tuple[str, str], ...]:
-    return ((f"k{name}H[]", _table(h)), (f"k{name}W[]", _table(w)))
-
-
 def _only_pair(problem: Problem) -> tuple[DenseAxis, DenseAxis] | None:
-    """The two axes, or None if a stride splits the pass into several correlations: the host texts launch one."""
-    pairs = list(roles(problem).pairs)
-    return pairs[0] if len(pairs) == 1 else None
+    """The two axes, or None if a stride splits the pass into several correlations: the host texts launch one. An axis
+    of one pixel has one phase whatever the stride, but a file serves any size."""
+    if problem.kind is Pass.DGRAD and problem.stride != (1, 1):
+        return None
+    (pair,) = roles(problem).pairs
+    return pair
 
 
-def _direction(problem: Problem, h: DenseAxis, w: DenseAxis) -> tuple[str, tuple[tuple[str, str], ...]]:
+def _direction(problem: Problem, h: DenseAxis, w: DenseAxis) -> tuple[str, dict[str, str]]:
     """Call and direction as arguments of the host texts, and the constants that these need."""
-    name = "Forward" if problem.kind is Pass.FPROP else "Gradient"
-    call = "*call" if problem.kind is Pass.FPROP else "exchanged(*call)"
-    return f"{call}, k{name}", (*_axis_constants(h, w), *_tables(name, h, w))
+    name, call = ("Forward", "*call") if problem.kind is Pass.FPROP else ("Gradient", "exchanged(*call)")
+    return f"{call}, k{name}", _axis_constants(name, h, w)
 
 
 def _separable(problem: Problem, chosen: NonfusedCandidate, device: CudaDevice) -> Launching | None:
@@ -116,7 +121,8 @@ def _separable(problem: Problem, chosen: NonfusedCandidate, device: CudaDevice) 
     direction, constants = _direction(problem, h, w)
     segments = segments_of(chosen.h, h.taps), segments_of(chosen.w, w.taps)
     axes = f"{axis_name(chosen.h)}, {axis_name(chosen.w)}"
-    arguments = f"{axes}, {chosen.k_tile}, {segments[0]}, {segments[1]}, {_resident(problem, chosen, device)}"
+    numbers = (chosen.k_tile, *segments, gemm_blocks(chosen.w, chosen.k_tile), _resident(problem, chosen, device))
+    arguments = f"{axes}, {', '.join(map(str, numbers))}"
     parts = max(len(h.classes) * segments[0], len(w.classes))
     return Launching(
         ("taps", "direction", "winograd_nonfused"),
@@ -124,7 +130,7 @@ def _separable(problem: Problem, chosen: NonfusedCandidate, device: CudaDevice) 
         (chosen,),
         f"{chosen.h} along H, {chosen.w} along W, one after the other; {chosen.k_tile} channels per block",
         constants,
-        (("kMaxParts", str(parts)),),
+        {"kMaxParts": parts},
     )
 
 
@@ -167,8 +173,8 @@ def _tensor(problem: Problem, chosen: Fp16x3Candidate, device: CudaDevice) -> La
         f"on_tensor_cores<{arguments}>({direction}, [=] {{ return {otherwise.call}; }})",
         (chosen, *otherwise.candidates),
         about,
-        tuple(dict.fromkeys((*constants, *otherwise.constants))),
-        (*otherwise.sizes, ("kTensorClasses", str(max(len(h.classes), len(w.classes))))),
+        constants | otherwise.constants,
+        otherwise.sizes | {"kTensorClasses": max(len(h.classes), len(w.classes))},
         otherwise.shared,
     )
 
@@ -176,18 +182,25 @@ def _tensor(problem: Problem, chosen: Fp16x3Candidate, device: CudaDevice) -> La
 def _toom_wgrad(problem: Problem, chosen: WinogradWgradCandidate, device: CudaDevice) -> Launching:
     h, w = lattices(problem)
     tile = chosen.tile.cpp.removeprefix("polyconv::")
-    interleave = next(e for e in INTERLEAVES if w.dilation % e == 0)
+    cut = chosen.work(problem, device.sms, DEFAULT_WORKSPACE)
     classed = str(len(h.classes) * len(w.classes) > 1).lower()
-    arguments = f"{axis_name(chosen.h)}, {axis_name(chosen.w)}, {tile}, {interleave}, {classed}"
-    most = str(_most_pixels(problem, chosen, device))
-    classes = str(max(len(h.classes), len(w.classes)))
+    arguments = f"{axis_name(chosen.h)}, {axis_name(chosen.w)}, {tile}, {cut.interleave}, {classed}"
+    numbers = {
+        "kWgradThreads": chosen.spec(problem).threads,
+        "kWgradShared": chosen.shared_bytes,
+        "kWgradPairs": problem.out_channels * chosen.channels(problem),
+        "kWgradBlocks": cut.blocks * problem.groups,
+        "kWgradElements": chosen.elements(problem, cut),
+        "kMostPixels": _most_pixels(problem, chosen, device),
+    }
+    classes = max(len(h.classes), len(w.classes))
     return Launching(
         ("taps", "winograd_wgrad"),
         f"toom_weight_gradient<{arguments}>(*call)",
         (chosen,),
         f"{chosen.h} along H, {chosen.w} along W, in its transposed form; {chosen.tile.name} channels per block",
-        (*_axis_constants(h, w), *_tables("Forward", h, w), ("kMostPixels", most)),
-        (("kMaxClasses", classes), ("kMaxTapClasses", classes)),
+        _axis_constants("Forward", h, w) | {name: str(value) for name, value in numbers.items()},
+        {"kMaxClasses": classes, "kMaxTapClasses": classes},
     )
 
 
@@ -228,47 +241,32 @@ def _strips(problem: Problem, chosen: StripCandidate | StripWgradCandidate) -> L
     if chosen.lanes != COLUMNS or (isinstance(chosen, StripCandidate) and chosen.scatters):
         return None
     (h, w), blocks = chosen.taps, chosen.kernel.min_blocks
-    bias = {"bias": "p.bias"} if problem.bias else {}
-    partial = {"columns_padded": str(h * w + 1)}
+    if problem.kind is Pass.WGRAD:
+        shared = {"StripWgradParams": _call_fields("x", "dy") | {"columns_padded": str(h * w + 1)}}
+    else:
+        shared = {"StripParams": _call_fields("source", "written")}
+    for fields in shared.values() if problem.bias else ():
+        fields["bias"] = "p.bias"
     return Launching(
         ("depthwise_strip",),
         f"strip_{NAMES[problem.kind]}<{h}, {w}, {chosen.stride}, {blocks}>(*call)",
         (chosen,),
         f"by summation, {h}x{w} taps in registers, a thread for each strip of a column",
-        shared=(
-            ("StripWgradParams", _STRIP_WGRAD_FIELDS | bias | partial)
-            if problem.kind is Pass.WGRAD
-            else ("StripParams", _STRIP_FIELDS | bias),
-        ),
+        shared=shared,
     )
 
 
-_STRIP_FIELDS = {
-    "source": "p.x",
-    "w": "p.w",
-    "written": "p.y",
-    **{f"source_{axis}": f"p.x_{axis}" for axis in ("batch", "channel")},
-    **{f"source_{axis}": f"int(p.x_{axis})" for axis in ("row", "column")},
-    **{f"source_{axis}": f"int(p.{axis})" for axis in ("height", "width")},
-    **{f"written_{axis}": f"p.y_{axis}" for axis in ("batch", "channel")},
-    **{f"written_{axis}": f"int(p.y_{axis})" for axis in ("row", "column")},
-    **{f"written_{axis}": f"int(p.out_{axis})" for axis in ("height", "width")},
-    "rows": "int(p.out_height)",
-    "columns": "int(p.out_width)",
-    "column_strips": "u32(p.out_width)",
-    "row_strips": "p.row_strips",
-}
-_STRIP_WGRAD_FIELDS = {
-    "x": "p.x",
-    "dy": "p.y",
-    "partial": "p.workspace",
-    **{f"x_{axis}": f"p.x_{axis}" for axis in ("batch", "channel")},
-    **{f"x_{axis}": f"int(p.x_{axis})" for axis in ("row", "column")},
-    **{f"dy_{axis}": f"p.y_{axis}" for axis in ("batch", "channel")},
-    **{f"dy_{axis}": f"int(p.y_{axis})" for axis in ("row", "column")},
-    "height": "int(p.height)",
-    "width": "int(p.width)",
-    "rows": "int(p.out_height)",
-    "column_strips": "u32(p.out_width)",
-    "row_strips": "p.row_strips",
-}
+def _call_fields(x: str, y: str) -> dict[str, str]:
+    """Fields of a strip kernel's parameters that ``Call`` provides. ``x`` and ``y`` are its names of the tensors."""
+    found = {x: "p.x", y: "p.y", "w": "p.w", "partial": "p.workspace", "row_strips": "p.row_strips"}
+    found |= {"rows": "int(p.out_height)", "columns": "int(p.out_width)", "column_strips": "u32(p.out_width)"}
+    for extent in ("height", "width"):
+        found |= {
+            extent: f"int(p.{extent})",
+            f"{x}_{extent}": f"int(p.{extent})",
+            f"{y}_{extent}": f"int(p.out_{extent})",
+        }
+    for own, tensor in ((x, "x"), (y, "y")):
+        found |= {f"{own}_{axis}": f"p.{tensor}_{axis}" for axis in ("batch", "channel")}
+        found |= {f"{own}_{axis}": f"int(p.{tensor}_{axis})" for axis in ("row", "column")}
+    return found

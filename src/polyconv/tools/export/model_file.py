@@ -15,11 +15,17 @@ from ...cuda.planner.epilogue import has_epilogue
 from ...measure.workloads import TRANSPOSED
 from ...problem import PaddingMode, Pass
 from ...version import __version__
+from .device_code import WORKSPACE, CudaSource, cuda_source
 from .host_code import NAMES
 from .models import ExportError, Layer, Model
-from .source import WORKSPACE, CudaSource, cuda_source
 
 _HERE = Path(__file__).resolve().parent
+_BACKWARD = """\
+    @staticmethod
+    def backward(ctx, grad):
+        if torch.is_grad_enabled():
+            raise RuntimeError("this file has first derivatives, not those of derivatives: leave out create_graph=True")
+"""
 _NO_BACKWARD = """\
     @staticmethod
     def backward(ctx, grad):
@@ -130,33 +136,33 @@ def _module(module: str, borders: bool, forward_only: bool) -> str:
         "SIZE": "[1, *size]" if signal else "size",
         "SIGNAL": ".squeeze(2)" if signal else "",
         "BIAS": ":, None, None, None" if volume else ":, None, None",
-        **(_TRANSPOSED_VOLUME if volume and transposed else _VOLUME if volume else _PICTURE),
+        **(_TRANSPOSED_VOLUME if volume and transposed else _VOLUME if volume else _IMAGE),
     }
     return _filled("transposed" if transposed else "convolution", parts).rstrip("\n") + "\n"
 
 
-_PICTURE = {"DEPTH": "", "STACKED": "", "FLAT": "", "FLAT_SIDES": "", "SHEETS": ""}
+_IMAGE = {"DEPTH": "", "STACKED": "", "FLAT": "", "FLAT_SIDES": "", "SLICES": ""}
 """Placeholders of the module templates that differ for volumes, here for signals and 2-D convolutions."""
 _VOLUME = {
     "DEPTH": "        self.firsts = [tap * self.dilation[0] - self.sides[0] for tap in range(self.kernel_size[0])]\n",
     "STACKED": " * self.kernel_size[0]",
     "FLAT": "[1:]",
     "FLAT_SIDES": "[2:]",
-    "SHEETS": ", self.firsts, self.stride[0]",
+    "SLICES": ", self.firsts, self.stride[0]",
 }
 _TRANSPOSED_VOLUME = {
     **_VOLUME,
     "DEPTH": "        self.phases = _phases(self.kernel_size[0], self.stride[0], self.dilation[0], self.padding[0])\n",
     "STACKED": " * len(self.phases[0][1])",
-    "SHEETS": ", self.phases",
+    "SLICES": ", self.phases",
 }
 
 
 def _function(transposed: bool, volume: bool, forward_only: bool) -> str:
     """The autograd function of a module, after the helpers that it calls."""
-    name = "transposed_" * transposed + ("volumes" if volume else "pictures")
-    needed = ["sheets", *([] if forward_only else ["sheets_backward"])] if volume else []
-    backward = _NO_BACKWARD if forward_only else _filled(f"{name}_backward", {})
+    name = "transposed_" * transposed + ("volumes" if volume else "images")
+    needed = ["slices", *([] if forward_only else ["slices_backward"])] if volume else []
+    backward = _NO_BACKWARD if forward_only else _BACKWARD + _filled(f"{name}_backward", {})
     texts = [*(_filled(one, {}) for one in needed), _filled(name, {"BACKWARD": backward})]
     return "\n\n\n".join(text.strip("\n") for text in texts) + "\n"
 
@@ -191,7 +197,7 @@ def _how(layer: Layer, source: CudaSource) -> str:
     lines = [f"{layer.attribute}: {'the transpose of ' * transposed}{what}"]
     if layer.problem.rank == 3:
         channels = layer.picture.out_channels if transposed else layer.picture.in_channels
-        lines.append(f"  {'stacked sheets':<16} make pictures of {channels} channels of each volume")
+        lines.append(f"  {'stacked slices':<16} make 2-D images of {channels} channels of each volume")
     for own, name in NAMES.items():
         kind = TRANSPOSED[own] if transposed else own
         if kind in source.launching:

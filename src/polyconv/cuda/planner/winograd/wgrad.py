@@ -296,7 +296,7 @@ class WinogradWgradCandidate:
         flush = max(1, FLUSH * self.tile.split // TILE_CHUNK)
         return Cut(rows, tiles, tiles_h, interleave, outer, k_tiles, c_tiles, products, best, flush)
 
-    def _elements(self, problem: Problem, work: Cut) -> int:
+    def elements(self, problem: Problem, work: Cut) -> int:
         """Partial sums of one slice."""
         return problem.groups * work.k_tiles * work.c_tiles * self.partial_elements
 
@@ -305,7 +305,7 @@ class WinogradWgradCandidate:
 
     def _tasks(self, problem: Problem, work: Cut) -> Iterator[Task]:
         """Partial sums of all slices; their reduction, if there are several; the transform to taps."""
-        slices, elements = work.slices * self.tile.split, self._elements(problem, work)
+        slices, elements = work.slices * self.tile.split, self.elements(problem, work)
         blocks = int32(work.blocks * problem.groups * work.slices, "the number of blocks")
         walked = blocks // work.slices * work.rows
         steps = walked * work.chunks
@@ -354,13 +354,13 @@ class WinogradWgradCandidate:
         p.interleaved = work.interleave
         p.classes, p.classes_w = classes, len(w.classes)
 
-        bias_at = 4 * self._elements(problem, work) * work.slices * self.tile.split
+        bias_at = 4 * self.elements(problem, work) * work.slices * self.tile.split
         bias_partial = ("workspace", bias_at) if problem.bias else None
         slots = kernel_params.slots(WinogradWgradParams, x="x", dy="y", partial="workspace", bias_partial=bias_partial)
         first, *between, last = self._tasks(problem, work)
         found = [first.launch(bytes(p), slots)]
         for task in between:
-            s = WinogradWgradSumParams(elements=self._elements(problem, work), slices=work.slices * self.tile.split)
+            s = WinogradWgradSumParams(elements=self.elements(problem, work), slices=work.slices * self.tile.split)
             found.append(task.launch(bytes(s), kernel_params.slots(WinogradWgradSumParams, partial="workspace")))
         found.append(self._finish(problem, work, last, bias_partial))
         return Schedule(tuple(found), bias_at + 4 * work.slices * problem.out_channels * problem.bias)

@@ -1,8 +1,8 @@
-// What Python hands to the three entry points, and how a launch that was refused is told.
+// Arguments of the three entry points, as Python passes them, and the message of a failed launch.
 
 // Addresses, strides in elements, sizes; every field has 8 bytes.
 struct Call {
-  float *x, *w, *y, *bias;  // tensors, or where their gradients go; bias: null if there is none, or if it is not wanted
+  float *x, *w, *y, *bias;  // tensors or, in the place of those that are written, gradients; bias may be null
   float* workspace;
   i64 x_batch, x_channel, x_row, x_column;  // strides of x, or of its gradient
   i64 y_batch, y_channel, y_row, y_column;  // strides of y, or of its gradient (0 in an expanded tensor)
@@ -12,13 +12,13 @@ struct Call {
 
 constexpr i64 kWorkspace = 64 << 20;  // bytes
 
-// After a launch: null, or the sentence for the RuntimeError. The error is cleared, so that it is told once.
+// Message for a RuntimeError if the last launch failed, else null. CUDA's error is cleared, so it is reported once.
 static const char* failed(const char* kernel) {
-  static thread_local char sentence[256];
+  static thread_local char message[256];
   const cudaError_t error = cudaGetLastError();
   if (error == cudaSuccess) return nullptr;
-  snprintf(sentence, sizeof sentence, "%s could not be launched: %s", kernel, cudaGetErrorString(error));
-  return sentence;
+  snprintf(message, sizeof message, "%s could not be launched: %s", kernel, cudaGetErrorString(error));
+  return message;
 }
 
 static i64 ceil_div(i64 a, i64 b) {

@@ -1,4 +1,4 @@
-// Rows of a strip, all alike: tall strips have few halo steps, short ones are more threads, as far as it helps.
+// Rows of every strip. Tall strips have few halo steps; short ones make more threads, up to three waves.
 static int rows_per_strip(const Call& c, int blocks) {
   const i64 filled = 3ll * 128 * blocks * attribute(cudaDevAttrMultiProcessorCount);
   const i64 side_by_side = c.batch * kOutChannels * c.out_width;
@@ -11,13 +11,13 @@ static int rows_per_strip(const Call& c, int blocks) {
   return int(best);
 }
 
-// Strips are walked down by neighbouring threads: their columns must be neighbours in memory.
+// Whether the strip kernels support the tensors: neighbouring threads take columns that must be adjacent in memory.
 static bool takes_strips(const Call& c) {
   const i64 most = c.batch * kOutChannels * max(c.width, c.out_width) * (max(c.height, c.out_height) / 4 + 1);
   return c.x_column == 1 && c.y_column == 1 && 0 < most && most <= 0x7fffffff && max(c.x_row, c.y_row) <= 0x7fffffff;
 }
 
-// A correlation of x with the taps, which writes y.
+// Correlates x with the taps and writes y.
 template <int kTapsH, int kTapsW, int kStride, int kBlocks>
 static const char* launch_strips(StripParams p) {
   p.rows_per_strip = rows_per_strip(p, kBlocks);
@@ -34,7 +34,7 @@ static const char* strip_forward(const Call& c) {
   return takes_strips(c) ? launch_strips<kTapsH, kTapsW, kStride, kBlocks>(p) : direct_forward(c);
 }
 
-// The gradient reads y, writes x, and takes the taps from behind.
+// The input gradient reads y, writes x and reverses the taps.
 template <int kTapsH, int kTapsW, int kStride, int kBlocks>
 static const char* strip_input_gradient(const Call& c) {
   StripParams p{exchanged(c)};
@@ -43,7 +43,7 @@ static const char* strip_input_gradient(const Call& c) {
   return takes_strips(c) ? launch_strips<kTapsH, kTapsW, kStride, kBlocks>(p) : direct_input_gradient(c);
 }
 
-// The weight gradient: slices of the strips, as many as fill the device and fit into the workspace, then their sum.
+// Weight gradient in slices of the strips, as many as fill the device and fit the workspace, and the sum of the slices.
 template <int kTapsH, int kTapsW, int kStride, int kBlocks>
 static const char* strip_weight_gradient(const Call& c) {
   if (!takes_strips(c) || kOutChannels > 65535) return direct_weight_gradient(c);

@@ -1,21 +1,21 @@
-// The direct kernels take any geometry, image and strides, by index alone. Each is one product per group,
+// Direct kernels, for any geometry, image size and strides. Each computes one matrix product per group,
 //   sums[m][n] = sum over k of a[k][m] * b[k][n]
 //                      m                n                                k
 //   forward            output channel   output pixel                     (input channel, tap)
 //   input gradient     input channel    input pixel of one phase         (output channel, tap of the phase)
 //   weight gradient    output channel   (input channel, tap), and ones   output pixel of one slice
 //
-// A thread owns two columns of up to 32 sums. In each step it takes 8 k: b straight from memory, a through shared
-// memory, where all threads need it. Where there are few columns the k of a step are shared out among the threads, too.
+// A thread computes two columns of up to 32 sums. A step covers 8 k: b is read from global memory, a, which all threads
+// need, from shared memory. If there are few columns, the k of a step are divided among the threads, too.
 //
-// Where a k lies: its offsets in both operands, and its shift against the position of a column.
+// One k: its offsets in both operands, and its shift relative to the position of a column.
 struct Row {
   bool used;
   i64 a, b;
   int y, x;
 };
 
-// Where a column lies: in b and its image before the shift, and in the result, with the step from one m to the next.
+// One column: address in b and position in the image, both before the shift; address in the result, and step per m.
 struct Column {
   const float* b;
   int y, x;
@@ -24,18 +24,18 @@ struct Column {
 };
 
 struct Product {
-  static constexpr int kLanes = 128;  // threads side by side
+  static constexpr int kLanes = 128;  // threads along the columns
 
   const Call& c;
-  const u32 plane;  // a group, with a phase or a slice of it
-  const u32 share;  // which k of a step
+  const u32 plane;  // group, and phase or slice within it
+  const u32 share;  // which part of a step
 
   __device__ float finished(u32, float sum) const { return sum; }
 };
 
 template <class P>
 __global__ void __launch_bounds__(128, 3) direct(const Call c) {
-  constexpr int kRows = P::kM < 32 ? (P::kM + 3) / 4 * 4 : 32, kTiles = (P::kM + kRows - 1) / kRows;  // quads of sums
+  constexpr int kRows = P::kM < 32 ? (P::kM + 3) / 4 * 4 : 32, kTiles = (P::kM + kRows - 1) / kRows;  // in quads
   constexpr int kStep = 8 * 128 / P::kLanes;
   __shared__ __align__(16) float a[kStep][kRows + 4];
   __shared__ Row rows[kStep];
@@ -105,12 +105,12 @@ constexpr int common_divisor(int a, int b) {
   return b ? common_divisor(b, a % b) : a;
 }
 
-// Input pixels with the same rest modulo the stride are a phase: only every kStep-th tap reaches them, and no other is
-// multiplied. A border mixes the phases: then there is one, and whether a tap reaches a pixel is looked at in b.
+// Input pixels with equal residues modulo the stride form a phase: only every kStep-th tap contributes to it, and no
+// other is multiplied. A border mixes the phases: then there is one, and b() tests whether a tap contributes.
 constexpr int kPhasesH = kBorder ? 1 : kStrideH, kStepH = kPhasesH / common_divisor(kPhasesH, kDilationH);
 constexpr int kPhasesW = kBorder ? 1 : kStrideW, kStepW = kPhasesW / common_divisor(kPhasesW, kDilationW);
 
-// The first tap that reaches a coordinate of the padded image, or the number of taps if none does.
+// First tap that contributes to a coordinate of the padded image, or the number of taps if none does.
 __device__ __forceinline__ int first_tap(int at, int phases, int taps, int dilation) {
   int tap = 0;
   while (tap < taps && (at - tap * dilation) % phases) tap++;
@@ -130,7 +130,7 @@ struct InputGradient : Product {
   static __host__ __device__ i64 columns(const Call& c) { return c.batch * height(c) * width(c); }
   static i64 planes(const Call&) { return i64(kGroups) * kPhasesH * kPhasesW; }
   __device__ Row row(u32 k) const {
-    const int3 tap = pixel_at(k, taps_h, taps_w);  // of the phase; the plane is its output channel
+    const int3 tap = pixel_at(k, taps_h, taps_w);  // tap of the phase; z is the output channel
     const int y = tap.y * (kStepH * kDilationH / kPhasesH), x = tap.x * (kStepW * kDilationW / kPhasesW);
     const i64 channel = group * kGroupOutputs + tap.z;
     const i64 a = channel * kFilter + (tap_y + tap.y * kStepH) * kKernelW + tap_x + tap.x * kStepW;

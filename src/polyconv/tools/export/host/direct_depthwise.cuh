@@ -1,9 +1,9 @@
-// The direct kernels for groups of few channels take any geometry, image and strides, by index alone. A thread computes
-// one element of the output or of the input's gradient, with its neighbours along the width; a block sums one slice of
-// the weight gradient of one row of taps.
+// Direct kernels for groups of few channels, for any geometry, image size and strides. A thread computes one element of
+// the output or of the input gradient, the next thread the next column; a block computes one slice of the weight
+// gradient of one row of taps.
 //
-// Column, row and plane of the thread's element: a block of 256 stays within a plane. The row is behind the last one
-// where there is no element.
+// Column, row and plane of the thread's element. A block of 256 threads stays within a plane; a thread without an
+// element gets a row past the last one.
 __device__ __forceinline__ int3 element_of_thread(i64 height, i64 width) {
   const u32 blocks = (height * width + 255) / 256, element = blockIdx.x % blocks * 256 + threadIdx.x;
   return make_int3(element % u32(width), element / u32(width), blockIdx.x / blocks);
@@ -36,8 +36,8 @@ static const char* direct_forward(const Call& c) {
   return launch_direct(direct_output, c, c.batch * kOutChannels, c.out_height * c.out_width);
 }
 
-// What the outputs give back to one position of the input, or of the border around it.
-__device__ __forceinline__ float given_back(const Call& c, int image, int k, int v, int u) {
+// Gradient of one position of the input or of its border.
+__device__ __forceinline__ float gradient_at(const Call& c, int image, int k, int v, int u) {
   float sum = 0.f;
   for (int tap = 0; tap < kKernelArea; tap++) {
     const int y = v + kPadTop - tap / kKernelW * kDilationH, x = u + kPadLeft - tap % kKernelW * kDilationW;
@@ -55,11 +55,11 @@ __global__ void __launch_bounds__(256) direct_input(const Call c) {
   if (at.y >= c.height) return;
   float sum = 0.f;
   if (kBorder == 0) {
-    sum = given_back(c, image, k, at.y, at.x);
+    sum = gradient_at(c, image, k, at.y, at.x);
   } else {
     for (Unfolded v{at.y, int(c.height), kPadTop, kPadBottom}; v.more(); v.next())
       for (Unfolded u{at.x, int(c.width), kPadLeft, kPadRight}; u.more(); u.next())
-        sum += given_back(c, image, k, v.p, u.p);
+        sum += gradient_at(c, image, k, v.p, u.p);
   }
   c.x[in_x(c, image, k, at.y, at.x)] = sum;
 }
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(256) direct_weights(const Call c, const i64 sl
   const u32 k = row / kKernelH % kGroupInputs, m = row / kKernelH / kGroupInputs;
   const i64 slice = blockIdx.x / kSliceBlocks, pixels = c.batch * c.out_height * c.out_width;
   const float* plane = c.x + in_x(c, 0, m / kGroupOutputs * kGroupInputs + k, 0, 0);
-  float sum[kKernelW + 1] = {};  // the last is for the bias
+  float sum[kKernelW + 1] = {};  // the last one is the bias gradient
   for (i64 p = pixels * slice / slices + threadIdx.x; p < pixels * (slice + 1) / slices; p += 256) {
     const int3 at = pixel_at(p, c.out_height, c.out_width);
     const float gradient = c.y[in_y(c, at.z, m, at.y, at.x)];

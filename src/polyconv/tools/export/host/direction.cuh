@@ -1,9 +1,9 @@
-// The forward convolution, and its input gradient as an exchanged call: both are dense correlations on
+// The forward convolution, or its input gradient as an exchanged call: both are dense correlations on
 // kLatticesH x kLatticesW lattices of positions, which read x and write y.
 struct Direction {
-  int channels, outputs;  // of a group: read and written
+  int channels, outputs;  // per group: read and written
   const TapClass *classes_h, *classes_w;
-  const char* (*direct)(const Call&);  // for what the kernels do not take
+  const char* (*direct)(const Call&);  // fallback for calls that the kernels do not support
 };
 
 constexpr Direction kForward = {kGroupInputs, kGroupOutputs, kForwardH, kForwardW, direct_forward};
@@ -13,7 +13,7 @@ static const char* direct_exchanged(const Call& c) {
 }
 constexpr Direction kGradient = {kGroupOutputs, kGroupInputs, kGradientH, kGradientW, direct_exchanged};
 
-// The end of what so many positions need of the image, of what a class of taps reads.
+// One past the last position of the image that `count` positions of a tap class read.
 static int read_end(const TapClass& taps, int step, int lattices, i64 count, i64 extent) {
   return int(max(0ll, min(extent, taps.read_first + step * (count - 1 + lattices * (taps.taps - 1)) + 1)));
 }

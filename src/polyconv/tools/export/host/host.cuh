@@ -6,21 +6,21 @@ static FastDivisor by(i64 divisor) {
   return {u32(divisor), u32(((1ull << power) + divisor - 1) / divisor), u32(power - 32)};
 }
 
-// Of the current device.
+// Attribute of the current device.
 static int attribute(cudaDeviceAttr which) {
   int device = 0, value = 0;
   cudaGetDevice(&device), cudaDeviceGetAttribute(&value, which, device);
   return value;
 }
 
-// Whether a block of the current device may have so much shared memory; if so, the kernel may.
+// Allow a kernel this much dynamic shared memory; false if a block of the current device cannot have it.
 template <class Kernel>
 static bool allow_shared(Kernel kernel, int bytes) {
   return bytes <= attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) &&
          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) == cudaSuccess;
 }
 
-// The call of an input gradient as that of a forward convolution, which reads y and writes x; and back.
+// Exchange x and y: an input gradient becomes the call of a forward convolution that reads y and writes x.
 static Call exchanged(const Call& c) {
   return {c.y,          c.w,         c.x,       nullptr,     c.workspace, c.y_batch,  c.y_channel,
           c.y_row,      c.y_column,  c.x_batch, c.x_channel, c.x_row,     c.x_column, c.batch,

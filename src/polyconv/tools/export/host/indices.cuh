@@ -1,4 +1,4 @@
-// Where elements lie: offsets in the tensors, and what stands in the border around an image.
+// Offsets of elements in the tensors, and the values of the border around an image.
 constexpr int kGroupInputs = kInChannels / kGroups, kGroupOutputs = kOutChannels / kGroups;  // channels of one group
 constexpr int kKernelArea = kKernelH * kKernelW, kFilter = kGroupInputs * kKernelArea;
 
@@ -15,7 +15,7 @@ __device__ __forceinline__ int3 pixel_at(u32 index, u32 height, u32 width) {
   return make_int3(index % width, index / width % height, index / width / height);
 }
 
-// The coordinate in the image that stands for one in its border. Padding below zero crops the image first.
+// Coordinate in the image that is copied to one in its border. Negative padding crops the image first.
 __device__ __forceinline__ int folded(int at, int extent, int before, int after) {
   const int first = max(-before, 0), last = extent - 1 + min(after, 0);
   if (kBorder == 0 || (first <= at && at <= last)) return at;
@@ -24,14 +24,14 @@ __device__ __forceinline__ int folded(int at, int extent, int before, int after)
   return at < first ? at + (last - first + 1) : at - (last - first + 1);
 }
 
-// x at a position in the image or around it, read from the address that the position would have.
+// x at a position in the image or its border; `at` is the address that the position would have.
 __device__ __forceinline__ float read_x(const Call& c, const float* at, int y, int x) {
   if (kBorder == 0) return u32(y) < u32(c.height) && u32(x) < u32(c.width) ? *at : 0.f;
   const int v = folded(y, c.height, kPadTop, kPadBottom), u = folded(x, c.width, kPadLeft, kPadRight);
   return u32(v) < u32(c.height) && u32(u) < u32(c.width) ? at[in_x(c, 0, 0, v - y, u - x)] : 0.f;
 }
 
-// Walks through what may fold into a coordinate: the border before it, itself, the border behind the image.
+// Iterates over the coordinates that fold to one: in the border before the image, itself, in the border after it.
 struct Unfolded {
   const int at, extent, before, after;
   int p = kBorder && before > 0 ? -before : at;
@@ -43,9 +43,9 @@ struct Unfolded {
   __device__ void next() { p = p == -1 ? at : p == at ? extent : p + 1; }
 };
 
-// A weight gradient is summed over slices of the pixels, which keep all multiprocessors busy and the sums short. Their
-// results lie in the workspace as [slice][output channel][filter, bias], and are added in ascending order: the same
-// call gives the same bits.
+// A weight gradient is computed in slices of the pixels, which fill the device and keep sums short. Their partial sums
+// lie in the workspace as [slice][output channel][filter, bias], and are added in ascending order: the result is
+// deterministic.
 constexpr i64 kSlice = i64(kOutChannels) * (kFilter + 1);  // elements
 
 __global__ void __launch_bounds__(128) sum_slices(const Call c, const int slices) {

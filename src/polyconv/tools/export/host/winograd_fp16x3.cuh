@@ -1,15 +1,15 @@
-constexpr int kMostStage = 128;     // quads of a chunk that a tile reads: four per lane
-constexpr int kMostBlocks = 65535;  // along the second and third axis of a grid
+constexpr int kMostStage = 128;     // most quads of a chunk that a tile reads: four per lane
+constexpr int kMostBlocks = 65535;  // most blocks along the second and third axis of a grid
 
-// How the positions of a plane are cut into tiles (tensor_layout).
+// Cut of the positions of a plane into tiles (winograd_fp16x3/layout).
 struct Tiling {
-  int rows, phases, units;  // of a tile; no rows: the taps read too much for any
+  int rows, phases, units;  // of a tile; rows is 0 if the taps read too much for any tile
   int row_groups, phase_groups, unit_groups;
   int pitch, stage;  // columns of V of a column group; quads that a tile reads of a chunk
 };
 
-// The cut of so many rows and units of so many outputs that costs least. Each tile costs what it multiplies, what it
-// reads, and how much of a sector its runs of results fill.
+// Cheapest cut of `rows` rows of `units` units of `outputs` outputs. The cost of a tile counts its products, its reads,
+// and how well its runs of results fill sectors.
 static Tiling tiling(i64 rows, i64 units, int outputs, int taps_h, int shifts) {
   Tiling best{};
   double least = 0;
@@ -32,8 +32,8 @@ static Tiling tiling(i64 rows, i64 units, int outputs, int taps_h, int shifts) {
   return best;
 }
 
-// Launches the five kernels: V of a slab of planes, or of rows of one, fits into the workspace. The instruction is that
-// of GPUs of compute capability kFirst to kLast; others, and images that are too large, are left to `otherwise`.
+// Launches the five kernels in slabs of planes, or of rows of one plane, whose V fits the workspace. Only GPUs of
+// compute capability kFirst to kLast have the instruction; others use `otherwise`, as do images that are too large.
 template <class W, class Steps, int kShifts, int kHeadroomSources, int kHeadroomFilters, int kResident, int kFirst,
           int kLast, class Otherwise>
 static const char* on_tensor_cores(const Call& c, const Direction& d, const Otherwise& otherwise) {
@@ -50,8 +50,8 @@ static const char* on_tensor_cores(const Call& c, const Direction& d, const Othe
   const i64 chunks = ceil_div(channels_all, kTensorChannels * Tile::kChunks) * Tile::kChunks;
   const i64 filters = i64(kGroups) * d.outputs, images = c.batch * kGroups;
 
-  // Bytes of the workspace: the largest of every filter; U, and a step to spare, because the product loads one ahead;
-  // the largest of every image; V.
+  // Workspace offsets [bytes]: absmax of the filters; U and a step of slack, because the GEMM prefetches a step; absmax
+  // of the images; V.
   const auto aligned = [](i64 bytes) { return ceil_div(bytes, 256) * 256; };
   const i64 steps = kGroups * k_tiles * kPoints * kPasses * chunks * taps_h * kShifts;
   const i64 at_u = aligned(4 * filters), at_images = at_u + aligned(16 * (steps + 1) * kTensorK);
@@ -63,10 +63,10 @@ static const char* on_tensor_cores(const Call& c, const Direction& d, const Othe
   const auto plane_bytes = [&](i64 row_groups) { return aligned(16 * kGroups * plane_points * positions(row_groups)); };
   i64 room = kWorkspace - at_v;
   if constexpr (kResident > 0) {
-    if (plane_bytes(1) <= kResident - at_v) room = kResident - at_v;  // of the L2, where slabs of this size stay
+    if (plane_bytes(1) <= kResident - at_v) room = kResident - at_v;  // slabs of this size stay in the L2
   }
 
-  // As many planes as fit, or as many rows of one, in slabs of about the same size.
+  // Slabs of about the same size: as many planes as fit, or as many rows of one plane.
   const i64 most_planes = min(i64(kMostBlocks / kGroups), room / plane_bytes(cut.row_groups));
   const i64 slab_planes = ceil_div(planes, ceil_div(planes, max(1ll, min(planes, most_planes))));
   i64 slab_rows = cut.row_groups;
@@ -95,19 +95,16 @@ static const char* on_tensor_cores(const Call& c, const Direction& d, const Othe
 
   Fp16x3FilterParams t{};
   t.w = c.w, t.u = reinterpret_cast<uint4*>(workspace + at_u), t.largest = of_filters;
-  t.w_group = i64(kGroupOutputs) * kFilter, t.w_output = w_output, t.w_channel = w_channel;
-  t.w_row = kKernelW, t.w_column = 1, t.headroom = kHeadroomFilters;
-  t.channels_all = int(channels_all), t.outputs = d.outputs, t.taps_h = taps_h, t.shifts = kShifts;
-  t.chunks = by(chunks), t.k_tiles = by(k_tiles), t.source_channels = by(d.channels), t.classes_w = by(kClassesW);
+  t.w_output = w_output, t.w_channel = w_channel, t.headroom = kHeadroomFilters;
+  t.channels_all = int(channels_all), t.outputs = d.outputs, t.shifts = kShifts;
+  t.chunks = by(chunks), t.k_tiles = by(k_tiles), t.source_channels = by(d.channels);
   Fp16x3InputParams f{};
   f.source = c.x, f.v = reinterpret_cast<uint4*>(workspace + at_v), f.largest = of_images;
   f.source_batch = c.x_batch, f.source_channel = c.x_channel;
-  f.source_row = int(c.x_row), f.source_column = int(c.x_column), f.headroom = kHeadroomSources, f.groups = kGroups;
+  f.source_row = int(c.x_row), f.source_column = int(c.x_column), f.headroom = kHeadroomSources;
   f.channels_all = int(channels_all), f.chunks = int(chunks);
   f.pitch = by(cut.pitch), f.phases = by(cut.phases), f.column_groups = by(column_groups);
-  f.phase_groups = by(cut.phase_groups), f.dilation_h = by(kLatticesH), f.dilation_w = kLatticesW;
-  f.source_channels = by(d.channels), f.classes_w = by(kClassesW), f.units = cut.units;
-  f.read_step_h = kReadStepH, f.read_step_w = kReadStepW;
+  f.phase_groups = by(cut.phase_groups), f.source_channels = by(d.channels), f.units = cut.units;
   for (int i = 0; i < kClassesH; i++) {
     const TapClass& down = d.classes_h[i];
     t.class_h[i] = {down.taps, down.tap_first, down.tap_stride};
@@ -121,7 +118,7 @@ static const char* on_tensor_cores(const Call& c, const Direction& d, const Othe
   winograd_fp16x3_filter<W><<<kGroups * k_tiles * chunks, 256, 0, c.stream>>>(t);
   if (const char* error = failed("winograd_fp16x3_filter")) return error;
 
-  const bool channels_last = c.x_channel < c.x_column;  // neighbours in memory are walked over first
+  const bool channels_last = c.x_channel < c.x_column;  // the innermost loop is over the contiguous axis
   m.source = c.x, m.largest = of_images;
   m.outer_stride = c.x_batch, m.inner_stride = d.channels * c.x_channel, m.inner_slots = by(kGroups);
   m.elements = u32(d.channels * c.height * c.width);
@@ -130,8 +127,8 @@ static const char* on_tensor_cores(const Call& c, const Direction& d, const Othe
   m.stride[2] = channels_last ? c.x_row : c.x_channel;
   const bool one_run = m.stride[1] == nearest * m.stride[0] && m.stride[2] == next_axis * m.stride[1];
   m.extent[0] = by(one_run ? m.elements : nearest), m.extent[1] = by(next_axis);
-  // Before the first slab comes its own images' turn; blocks behind a product find the parts that the next slab needs, and
-  // those for later ones in step with the planes that are done.
+  // Only the absmax of the first slab's images is computed in advance. Trailing blocks of each GEMM compute the parts
+  // that the next slab needs, and more in proportion to the planes done.
   const auto parts_until = [&](i64 plane) { return kMagnitudeParts * ceil_div(plane, kLatticesH); };
   const i64 beforehand = parts_until(slab_planes);
   winograd_fp16x3_absmax<<<dim3(kMagnitudeParts, beforehand / kMagnitudeParts * kGroups), 256, 0, c.stream>>>(m);
@@ -141,12 +138,11 @@ static const char* on_tensor_cores(const Call& c, const Direction& d, const Othe
   g.v = f.v, g.u = t.u, g.largest_sources = of_images, g.largest_filters = of_filters;
   g.bias = c.bias, g.written = c.y, g.behind = m;
   g.written_channel = c.out_height * c.out_width, g.written_batch = kGroups * d.outputs * g.written_channel;
-  g.written_row = int(c.out_width), g.written_column = 1, g.written_step_h = 1, g.written_step_w = 1;
+  g.written_row = int(c.out_width);
   g.headroom_sources = kHeadroomSources, g.headroom_filters = kHeadroomFilters;
   g.k_tiles = by(k_tiles), g.column_groups = by(column_groups), g.phase_groups = by(cut.phase_groups);
-  g.dilation_h = by(kLatticesH), g.dilation_w = kLatticesW;
   g.columns = by(columns), g.phases = by(cut.phases), g.stretch = by(columns * W::kOutputs);
-  g.rows = cut.rows, g.units = cut.units, g.groups = kGroups, g.outputs = d.outputs;
+  g.rows = cut.rows, g.units = cut.units, g.outputs = d.outputs;
   g.chunks = int(chunks), g.shifts = kShifts, g.taps = taps_h * kShifts, g.pitch = cut.pitch, g.stage = cut.stage;
   g.next_tap_row = cut.pitch - kShifts * cut.phases;
   g.last_tap = (taps_h - 1) * cut.pitch + (kShifts - 1) * cut.phases;

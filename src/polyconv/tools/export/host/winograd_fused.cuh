@@ -1,4 +1,4 @@
-// Launches the weights' transform and the convolution.
+// Launches the filter transform and the fused kernel.
 template <class Tile, class H, class W, int kLanesPoint, int kEach, int kLanesK, int kThreadK, int kChunk, int kBlocks,
           int kShared>
 static const char* fused_correlation(const Call& c, const Direction& d, void (*kernel)(FusedParams), const char* name) {
@@ -16,9 +16,7 @@ static const char* fused_correlation(const Call& c, const Direction& d, void (*k
   const bool is_forward = d.direct == direct_forward;
   FusedFilterParams t{};
   t.w = c.w, t.transformed = c.workspace;
-  t.w_group = i64(kGroupOutputs) * kFilter;
   t.w_output = is_forward ? kFilter : kKernelArea, t.w_channel = is_forward ? kKernelArea : kFilter;
-  t.w_row = kKernelW, t.w_column = 1;
   t.channels = d.channels, t.outputs = d.outputs;
   t.h = {d.classes_h->taps, d.classes_h->tap_first, d.classes_h->tap_stride};
   t.w_taps = {d.classes_w->taps, d.classes_w->tap_first, d.classes_w->tap_stride};
@@ -26,7 +24,7 @@ static const char* fused_correlation(const Call& c, const Direction& d, void (*k
       <<<dim3(k_tiles, channels, kGroups), Tile::kK, 0, c.stream>>>(t);
   if (const char* error = failed("winograd_fused_filter")) return error;
 
-  // A block walks over as many tiles of written channels as still leave enough blocks to fill the device.
+  // Tiles of written channels per block: as many as still leave enough blocks to fill the device.
   const i64 wanted = 4ll * kBlocks * attribute(cudaDevAttrMultiProcessorCount);
   const i64 each = ceil_div(k_tiles, min(k_tiles, ceil_div(wanted, positions * kGroups)));
   const i64 splits = ceil_div(k_tiles, each);
@@ -35,10 +33,10 @@ static const char* fused_correlation(const Call& c, const Direction& d, void (*k
   p.source_batch = c.x_batch, p.source_channel = c.x_channel;
   p.source_row = int(c.x_row), p.source_column = int(c.x_column);
   p.written_batch = c.y_batch, p.written_channel = c.y_channel;
-  p.written_row = int(c.out_width), p.written_column = 1;
+  p.written_row = int(c.out_width);
   p.source_channel_bytes = 4 * c.x_channel, p.source_rewind_bytes = -4 * channels * c.x_channel;
   p.patch_step_bytes = 4 * (Tile::kThreads / Tile::kPatchPitch) * kReadStepH * kLatticesH * c.x_row;
-  p.across_bytes = 4 * 32 * kLatticesW, p.down_bytes = 4 * H::kM * kLatticesH * c.out_width;
+  p.down_bytes = 4 * H::kM * kLatticesH * c.out_width;
   p.job_bytes = 4 * 4 * (Tile::kThreads / 32 / H::kM) * p.written_channel;
   p.pairs = kLatticesW == 1 && c.out_width % 2 == 0 && reinterpret_cast<i64>(c.y) % 8 == 0;
   p.source_height = int(c.height), p.source_width = int(c.width);

@@ -1,12 +1,12 @@
-// Launches the four kernels, slab by slab: X and Y of a slab fit into the workspace.
-template <class H, class W, int kK, int kSegmentsH, int kSegmentsW, int kResident>
+// Launches the four kernels in slabs of rows whose X and Y fit the workspace.
+template <class H, class W, int kK, int kSegmentsH, int kSegmentsW, int kBlocks, int kResident>
 static const char* separable(const Call& c, const Direction& d) {
   using Gemm = NonfusedGemm<W, kK>;
   constexpr int kPasses = W::kTiles > 1 ? W::kPasses : kSegmentsW, kPartsH = kClassesH * kSegmentsH;
   const i64 tiles_h = ceil_div(c.out_height, kLatticesH * H::kM), rows = c.batch * kLatticesH * tiles_h;
   const i64 units = ceil_div(c.out_width, kLatticesW * W::kOutputs), row_columns = units * kLatticesW;
   const i64 columns = row_columns + (W::kPoints - 1 + (kPasses - 1) * W::kM) / W::kOutputs * kLatticesW;
-  const i64 pitch = columns >= 16 ? columns | 1 : columns;  // odd: the points of H do not all lie in one bank of memory
+  const i64 pitch = columns >= 16 ? columns | 1 : columns;  // odd: the points of H do not all lie in one memory bank
   const i64 vectors = W::kTiles * pitch, channel_stride = vectors * W::kM;
   const i64 channels_all = i64(kPartsH) * kClassesW * d.channels, chunks = ceil_div(channels_all, kChannelChunk);
   const i64 k_tiles = ceil_div(d.outputs, kK), products = H::kPoints * kGroups * k_tiles;
@@ -17,18 +17,18 @@ static const char* separable(const Call& c, const Direction& d) {
     return weights + n * row_stride + H::kPoints * kGroups * d.outputs * W::kOutputs * columns_filled(n);
   };
 
-  // As many rows as fit; of these sizes, as few rounds of the persistent blocks as possible, then as few slabs.
+  // Rows of a slab that fit and take the fewest rounds of the persistent blocks, each launch counted as one more round.
   constexpr int kShared = 4 * Gemm::kSharedFloats;
   i64 room = kWorkspace;
   if constexpr (kResident > 0) {
-    if (4 * floats(1) <= kResident) room = kResident;  // of the L2, where slabs of this size stay
+    if (4 * floats(1) <= kResident) room = kResident;  // slabs of this size stay in the L2
   }
   i64 most = min(rows, min(room / 4 / max(row_stride, 1ll), 0x7fffffff / max(row_stride, 1ll)));
   while (most > 0 && 4 * floats(most) > room) most--;
   if (most == 0 || rows >= 0x7fffffff || max(c.x_row, c.x_column) >= 0x7fffffff ||
       !allow_shared(winograd_nonfused_gemm<W, kK>, kShared))
     return d.direct(c);
-  const i64 blocks = i64(attribute(cudaDevAttrMultiProcessorCount)) * (W::kPoints <= 6 && 2 * kShared <= 98304 ? 2 : 1);
+  const i64 blocks = kBlocks * attribute(cudaDevAttrMultiProcessorCount);
   const auto rounds = [&](i64 n) { return ceil_div(products * ceil_div(n * row_columns, Gemm::kU), blocks); };
   i64 slab = most, fewest = 0;
   for (i64 n = most; n > most / 2; n -= max(1ll, most / 48)) {
@@ -40,23 +40,20 @@ static const char* separable(const Call& c, const Direction& d) {
   const bool is_forward = d.direct == direct_forward;
   NonfusedFilterParams t{};
   t.w = c.w, t.u = c.workspace;
-  t.w_group = i64(kGroupOutputs) * kFilter;
   t.w_output = is_forward ? kFilter : kKernelArea, t.w_channel = is_forward ? kKernelArea : kFilter;
-  t.w_row = kKernelW, t.w_column = 1;
   t.channels = d.channels, t.channels_all = int(channels_all), t.chunks = int(chunks), t.segments = kSegmentsW;
-  t.outputs = d.outputs, t.k_tile = kK, t.k_tiles = int(k_tiles), t.groups = kGroups;
-  t.source_channels = by(d.channels), t.classes_w = by(kClassesW);
+  t.outputs = d.outputs, t.k_tile = kK, t.k_tiles = int(k_tiles), t.source_channels = by(d.channels);
   NonfusedInputParams f{};
   f.source = c.x, f.x = c.workspace + weights;
   f.source_batch = c.x_batch, f.source_channel = c.x_channel;
   f.source_row = int(c.x_row), f.source_column = int(c.x_column);
   f.vectors = by(vectors), f.pitch = by(pitch);
   f.channels = kGroups * chunks * kChannelChunk, f.channels_filled = by(chunks * kChannelChunk);
-  f.source_channels = by(d.channels), f.classes_w = by(kClassesW), f.channels_all = int(channels_all);
-  f.tiles = by(tiles_h);
+  f.source_channels = by(d.channels), f.channels_all = int(channels_all);
+  f.tiles = by(tiles_h), f.outputs_w = W::kOutputs;
   for (int part = 0; part < kPartsH; part++) {
     const TapClass& down = d.classes_h[part % kClassesH];
-    const int skipped = part / kClassesH * H::kM;  // taps of the segments before
+    const int skipped = part / kClassesH * H::kM;  // taps of the previous segments
     const int own = part / kClassesH == kSegmentsH - 1 ? down.taps - skipped : min(H::kM, down.taps - skipped);
     t.tap_part_h[part] = {max(0, own), down.tap_first + skipped * down.tap_stride, down.tap_stride};
     f.part_h[part] = {down.read_first + kReadStepH * kLatticesH * skipped,
@@ -81,7 +78,7 @@ static const char* separable(const Call& c, const Direction& d) {
   const i64 line_blocks = ceil_div(d.outputs, lines), stretches = ceil_div(units, stretch_units);
   i.y = g.y, i.bias = c.bias, i.written = c.y;
   i.written_batch = c.y_batch, i.written_channel = c.y_channel;
-  i.written_row = int(c.out_width), i.written_column = 1, i.outputs = d.outputs, i.groups = kGroups;
+  i.written_row = int(c.out_width), i.outputs = d.outputs, i.outputs_w = W::kOutputs, i.parts = W::kTiles;
   i.lines = int(lines), i.stretch_columns = int(stretch_columns);
   i.line_blocks = by(line_blocks), i.stretches = by(stretches), i.vectors = by(W::kTiles * stretch_columns);
   i.columns = by(stretch_columns), i.row_columns = int(row_columns), i.tiles = by(tiles_h), i.stretch = by(stretch);
