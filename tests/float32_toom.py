@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from hypothesis import strategies as st
 
 from polyconv.algebra.emit import compile_matrix
 from polyconv.algebra.matrices import Matrix, matrix
@@ -22,6 +23,17 @@ from polyconv.numerics.tensor_core import SplitProducts
 from tensor_core_sums import SplitSums
 
 Array = npt.NDArray[Any]
+
+
+@st.composite
+def axis_schemes(draw: st.DrawFn) -> AxisScheme:
+    """Any cut of any kernel, nested where the cut allows it."""
+    m = draw(st.integers(1, 4))
+    if draw(st.booleans()):
+        lengths = draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
+        return AxisScheme.cut(m, sum(lengths), *lengths)
+    lengths = [m] * draw(st.integers(0, 2)) + [draw(st.integers(1, 5))]
+    return AxisScheme.cut(m, sum(lengths), *lengths, tiles=draw(st.integers(1, 3)))
 
 
 def run(program: Program, x: Array, axis: int) -> Array:

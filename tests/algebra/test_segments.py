@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from float32_toom import axis_schemes
 from polyconv.algebra.cook_toom import INFINITY, default_points
 from polyconv.algebra.segments import AxisScheme, Scheme2d, Segment, schemes
 
@@ -17,17 +18,6 @@ numbers = st.integers(-99, 99).map(lambda n: Fraction(n, 4))
 
 def values(data: st.DataObject, count: int) -> list[Fraction]:
     return data.draw(st.lists(numbers, min_size=count, max_size=count))
-
-
-@st.composite
-def axis_schemes(draw: st.DrawFn) -> AxisScheme:
-    """Any cut of any kernel, nested where the cut allows it."""
-    m = draw(st.integers(1, 4))
-    if draw(st.booleans()):
-        lengths = draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
-        return cut(m, sum(lengths), *lengths)
-    lengths = [m] * draw(st.integers(0, 2)) + [draw(st.integers(1, 5))]
-    return cut(m, sum(lengths), *lengths, tiles=draw(st.integers(1, 3)))
 
 
 @given(axis_schemes(), st.data())

@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from test_segments import axis_schemes
 
 import float32_toom as float32
 import uneven_data
+from float32_toom import axis_schemes
 from polyconv.algebra.segments import AxisScheme, Scheme2d, schemes
 from polyconv.algebra.steps import Form, axis_steps
 from polyconv.measure.workloads import find

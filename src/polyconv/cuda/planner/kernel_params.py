@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import sys
 from ctypes import c_int32, c_int64, c_uint32, c_uint64
 from dataclasses import replace
 from math import prod
@@ -84,13 +85,23 @@ def declared(header: str, name: str, **lengths: int) -> type[Params]:
             label, _, length = field.strip(" ]\n").partition("[")
             factors = [lengths[one] if one in lengths else int(one) for one in length.split(" * ") if one]
             fields.append((label, element * prod(factors) if factors else element))
-    return type(name, (_KINDS[found[1]] if found[1] else Params,), {"_fields_": tuple(fields)})
+    return _class(name, _KINDS[found[1]] if found[1] else Params, {"_fields_": tuple(fields)})
 
 
 def half_structs(struct: type[Params]) -> dict[str, type[Params]]:
     """Structs with the same fields for 16-bit tensors, by dtype. The headers derive them from one template."""
     names = {"float16": f"Half{struct.__name__}", "bfloat16": f"BFloat16{struct.__name__}"}
-    return {dtype: type(name, (struct,), {}) for dtype, name in names.items()}
+    found = {}
+    for dtype, name in names.items():
+        found[dtype] = _class(name, struct, {})
+    return found
+
+
+def _class(name: str, base: type[Params], members: dict[str, Any]) -> type[Params]:
+    """Make a class and a name of it in the family's module, by which plans can be pickled."""
+    module = sys._getframe(2).f_globals
+    made = module[name] = type(name, (base,), {**members, "__module__": module["__name__"]})
+    return made
 
 
 class FastDivisor(Params):
