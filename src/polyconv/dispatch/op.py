@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,14 +14,16 @@ Args = tuple[Any, Any, Any, Any, Any]
 padding, groups, dilation)."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Op:
     """A convolution or transposed convolution over ``rank`` axes."""
 
-    rank: int
-    transposed: bool
-    aten: Callable[..., Tensor]
-    """ATen's function with the same positional arguments, but for the padding mode."""
+    __slots__ = ("aten", "rank", "transposed")
+
+    def __init__(self, rank: int, transposed: bool, aten: Callable[..., Tensor]) -> None:
+        self.rank = rank
+        self.transposed = transposed
+        self.aten = aten
+        """ATen's function with the same positional arguments, but for the padding mode."""
 
     @property
     def name(self) -> str:

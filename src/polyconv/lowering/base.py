@@ -31,3 +31,12 @@ class Lowering(Protocol):
 
     def in_words(self) -> str:
         """Text for ``explain``."""
+
+
+class Rewrite:
+    """Base of lowerings that follow from the problem alone. Not a dataclass: those make importing polyconv slower."""
+
+    __slots__ = ("problem",)
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem

@@ -7,7 +7,7 @@ handling there is padding by copy, and its derivative as a lowering.
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -16,13 +16,13 @@ from torch import Tensor
 from ..arguments import suggests_channels_last
 from ..backend import Run
 from ..problem import Extents, PaddingMode, Pass, Problem, contiguous_strides, dense_strides
+from .base import Rewrite
 
 
-@dataclass(frozen=True, slots=True)
-class Cropped:
+class Cropped(Rewrite):
     """A problem with a border and negative padding, as a problem on the cropped image."""
 
-    problem: Problem
+    __slots__ = ()
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -70,11 +70,10 @@ class Cropped:
         return "on the cropped image"
 
 
-@dataclass(frozen=True, slots=True)
-class Folded:
+class Folded(Rewrite):
     """Input gradient of a border: that of the padded input, whose border is then added to the pixels it copies."""
 
-    problem: Problem
+    __slots__ = ()
 
     @property
     def problems(self) -> tuple[Problem, ...]:

@@ -19,7 +19,7 @@ plus epilogue; a tap that overlaps no pixel, or a pixel that no tap overlaps, ha
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..problem import Extents, Moves, PaddingMode, Pass, Problem, Sides, dense_strides, output_extent
@@ -243,8 +243,7 @@ def _gathered(axis: Axis, outputs: Sequence[int], taps: Sequence[int]) -> AxisRe
 # ---- the lowering
 
 
-@dataclass(frozen=True, slots=True)
-class Reduced:
+class Reduced(NamedTuple):
     """A problem of extreme geometry as an ordinary problem on parts of its tensors."""
 
     problem: Problem

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
 
 from torch import Tensor
 
 from ..backend import Run
 from ..problem import PaddingMode, Pass, Problem
-from .base import Lowering
+from .base import Lowering, Rewrite
 from .border import Cropped
 from .epilogue import begun, summed_per_channel
 from .extreme_geometry import Reduced, reduce_problem
@@ -39,11 +38,10 @@ def lowered(problem: Problem, backend: str) -> tuple[Problem, ...]:
     return tuple(dict.fromkeys(each for part in lowering.problems for each in lowered(part, backend)))
 
 
-@dataclass(frozen=True, slots=True)
-class EmptySum:
+class EmptySum(Rewrite):
     """A pass without any product: outputs are bias and epilogue, gradients of input and weight are zero."""
 
-    problem: Problem
+    __slots__ = ()
     problems = ()
 
     def adapt(self, runs: Mapping[Problem, Run]) -> Run:

@@ -7,12 +7,12 @@ problem; backends, tuning entries and weight caches see 2-D problems.
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
 
 from torch import Tensor
 
 from ..backend import Run
 from ..problem import Problem
+from .base import Rewrite
 
 HEIGHT = 2
 """Dimension that is inserted."""
@@ -23,11 +23,10 @@ def as_image(tensor: Tensor) -> Tensor:
     return tensor.unsqueeze(HEIGHT) if tensor.dim() == HEIGHT + 1 else tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Signal:
+class Signal(Rewrite):
     """A 1-D problem as a 2-D problem."""
 
-    problem: Problem
+    __slots__ = ()
 
     @property
     def problems(self) -> tuple[Problem, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from ..arguments import suggests_channels_last
 from ..backend import Run
 from ..problem import HALF_DTYPES, RESULTS, Problem, Shape, Strides, dense_strides
+from .base import Rewrite
 
 if TYPE_CHECKING:
     from .extreme_geometry import Reduction
@@ -26,11 +27,10 @@ def has_no_half_kernel(problem: Problem, reduction: Reduction | None) -> bool:
     return problem.dtype in HALF_DTYPES and (problem.depthwise or problem.rank == 3 or reduction is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class Widened:
+class Widened(Rewrite):
     """A half-precision problem in float32. The result is rounded once."""
 
-    problem: Problem
+    __slots__ = ()
 
     @property
     def problems(self) -> tuple[Problem, ...]:
