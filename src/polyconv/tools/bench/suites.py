@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from ...measure import layers as known_layers
@@ -60,10 +61,10 @@ def of_networks(cases: Cases, only: Sequence[str]) -> Suite[Duel]:
 def of_peers(cases: Cases, only: Sequence[str], peers: Sequence[Peer]) -> Suite[PeerRow]:
     """Whole networks beside the graph compilers. The suite's name has their versions, which resumed rows share."""
     chosen = _networks(only)
-    name, subjects = f"networks beside {contenders.versions(peers)}", [network.name for network in chosen]
+    versions, subjects = contenders.versions(peers), [network.name for network in chosen]
     contests = contest.contests(chosen, replace(cases, layouts=(Layout.NCHW,)), peers)
-    read, show, drawn = PeerRow.from_json, report.print_peers, report.panels
-    return Suite(name, subjects, contests, read, show, drawn, report.LEGEND, report.TITLE)
+    read, show, drawn = PeerRow.from_json, partial(report.print_peers, versions), report.panels
+    return Suite(f"networks beside {versions}", subjects, contests, read, show, drawn, report.LEGEND, report.TITLE)
 
 
 def _networks(only: Sequence[str]) -> list[Network]:

@@ -147,7 +147,7 @@ class Contender:
         answer = self._answer()
         if answer is not None:
             self._calls = answer["calls"]
-            self._entry = replace(self._entry, setup=earlier + answer["setup_s"], error=self._error())
+            self._entry = replace(self._entry, setup_s=earlier + answer["setup_s"], error=self._error())
 
     def sample(self) -> None:
         if not self._entry.refused:
@@ -161,7 +161,7 @@ class Contender:
         if answer is None:
             return Entry(self.job.contender, self._entry.refused)
         walls, cpu = [one["s"] for one in self._samples], [one["cpu_s"] for one in self._samples]
-        return replace(self._entry, peak_bytes=answer["bytes"], samples=walls, cpu=cpu)
+        return replace(self._entry, peak_bytes=answer["bytes"], samples_s=walls, cpu_s=cpu)
 
     def close(self) -> None:
         """Close the pipes, which ends the process, and wait for it."""

@@ -15,8 +15,8 @@ LEGEND = "bars: the best peer's time over polyconv's     ◇ eager PyTorch's ove
 CASE = ("network", "mode", "batch", "threads")
 
 
-def print_peers(rows: Sequence[PeerRow], where: str) -> None:
-    """Print the speed-ups over eager PyTorch, then what else was measured of each contender."""
+def print_peers(peers: str, rows: Sequence[PeerRow], where: str) -> None:
+    """Print the speed-ups over eager PyTorch, then what else was measured of each contender. ``peers`` has versions."""
     contenders = list(dict.fromkeys(entry.contender for row in rows for entry in row.entries))
     table = []
     for row in rows:
@@ -25,7 +25,7 @@ def print_peers(rows: Sequence[PeerRow], where: str) -> None:
         share = "–" if row.of_the_best_peer is None else f"{row.of_the_best_peer:.2f}"
         table.append([*_case(row), f"{row.eager.best * 1e3:.4g}" if row.eager else "–", *ratios, share])
     headers = (*CASE, "eager ms", *contenders, OF_THE_BEST)
-    print_table(f"Speed-ups over eager PyTorch, best of all rounds. {where}", headers, table, left=2)
+    print_table(f"Speed-ups over eager PyTorch, best of all rounds. {where}, {peers}", headers, table, left=2)
     details = [[*_case(row), entry.contender, *_details(entry), entry.refused] for row in rows for entry in row.entries]
     headers = (*CASE, "contender", "ms", "cpu ms", "A/A", "error", "setup s", "MB", "refused")
     print_table("Each contender in a process of its own", headers, details, left=5, grouped=True)
@@ -47,11 +47,11 @@ def _ratio(row: PeerRow, entry: Entry | None) -> str:
 def _details(entry: Entry) -> list[str]:
     if entry.refused:
         return [""] * 6
-    times = [f"{seconds * 1e3:.4g}" for seconds in (entry.best, min(entry.cpu))]
+    times = [f"{seconds * 1e3:.4g}" for seconds in (entry.best, min(entry.cpu_s))]
     noise, error = (
         f"{value:{form}}" if value is not None else "" for value, form in ((entry.noise, ".2f"), (entry.error, ".1e"))
     )
-    return [*times, noise, error, f"{entry.setup:.1f}", f"{entry.peak_bytes / 1e6:.0f}"]
+    return [*times, noise, error, f"{entry.setup_s:.1f}", f"{entry.peak_bytes / 1e6:.0f}"]
 
 
 def panels(rows: Sequence[PeerRow]) -> list[list[Panel]]:

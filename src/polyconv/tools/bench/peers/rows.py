@@ -18,30 +18,30 @@ class Entry:
 
     contender: str
     refused: str = ""
-    setup: float = nan
+    setup_s: float = nan
     """From the module to the first result: export, compilation, autotuning [s]."""
     error: float | None = None
     """Largest deviation from float64, relative to the rms of the result."""
     peak_bytes: int = 0
     """Peak resident size of the contender's process."""
-    samples: Sequence[float] = field(default_factory=list)
-    cpu: Sequence[float] = field(default_factory=list)
+    samples_s: Sequence[float] = field(default_factory=list)
+    cpu_s: Sequence[float] = field(default_factory=list)
     """Processor time of all threads, of the same samples."""
 
     @property
     def best(self) -> float:
-        return min(self.samples)
+        return min(self.samples_s)
 
     @property
     def noise(self) -> float | None:
         """A/A ratio: best time in the even rounds over that in the odd ones. None after a single round."""
-        return min(self.samples[::2]) / min(self.samples[1::2]) if len(self.samples) > 1 else None
+        return min(self.samples_s[::2]) / min(self.samples_s[1::2]) if len(self.samples_s) > 1 else None
 
     def as_json(self) -> dict[str, Any]:
         if self.refused:
             return {"contender": self.contender, "refused": self.refused}
-        derived = {"best": self.best, "median": median(self.samples), "best_cpu": min(self.cpu), "noise": self.noise}
-        return {**asdict(self), **derived}
+        derived = {"best_s": self.best, "median_s": median(self.samples_s), "best_cpu_s": min(self.cpu_s)}
+        return {**asdict(self), **derived, "noise": self.noise}
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Entry:
