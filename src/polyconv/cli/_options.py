@@ -79,8 +79,10 @@ def add_words_argument(
     *,
     default: Sequence[Word] | None = None,
     about: str = "",
+    without: str = "all",
 ) -> None:
-    """Option that takes some of the words, separated by commas, as ``args.<name>``. ``about`` begins its help."""
+    """Option that takes some of the words, separated by commas, as ``args.<name>``. ``about`` begins its help, and
+    ``without`` says what happens without the option."""
     every = ", ".join(map(str, words))
 
     def read(text: str) -> tuple[Word, ...]:
@@ -92,7 +94,7 @@ def add_words_argument(
             raise argparse.ArgumentTypeError(f"{text!r} is not a list of {every}")
         return found
 
-    text = f"{about}{every}, separated by commas (default: all)"
+    text = f"{about}{every}, separated by commas (default: {without})"
     action = parser.add_argument(option, dest=name, metavar=name.upper(), type=read, default=default, help=text)
     completes(action, [str(word) for word in words])
 

@@ -12,7 +12,7 @@ from ..measure import environment, workloads
 from ..measure.environment import HUGE_PAGES
 from ..measure.layers import SEED
 from ..problem import Pass
-from ..tools.bench.cases import Cases, Layout, Mode
+from ..tools.bench.cases import Cases, Layout, Mode, Peer
 from ..util.console import print_json, progress
 from . import _options
 
@@ -47,8 +47,18 @@ how it is measured:
 
   networks: whole networks with random weights (pip install 'polyconv[zoo]'; nothing is downloaded), before and after
   polyconv.replace, one image and batches of half as high and wide ones, a call in inference mode and a step of
-  training: forward, backward, gradient descent. At batch 1, batch normalisation uses the statistics that it has. MB is
-  the peak resident size of a process that runs that side alone; ! is more than 1.1 times PyTorch's and 256 MiB.
+  training: forward, backward, gradient descent. At batch 1, batch normalisation uses its running statistics, which are
+  random, too. MB is the peak resident size of a process that runs that side alone; ! is more than 1.1 times PyTorch's
+  and 256 MiB.
+
+  networks with --peers: eager PyTorch in NCHW and in channels_last, the peers, polyconv.replace in both layouts and
+  polyconv.optimize, each in a process of its own, asked in turn for one sample, so that no thread pool disturbs
+  another. compile is torch.compile, in inference with freezing; onnxruntime has all graph optimisations; openvino has
+  the latency hint and float32 precision. The latter two read one ONNX file per network and do not train. error is the
+  largest deviation from float64 relative to the rms of the output (in training, of all gradients), setup s the time
+  from the module to the first result (export, compilation, autotuning), MB the peak resident size of the process, in
+  which PyTorch is always loaded. A/A compares the even rounds of a contender with its odd ones. of the best peer is the
+  best time of all others, eager PyTorch included, over the best of polyconv's.
 
   layers: every distinct Conv2d of 100 networks of timm at their own image size, module against module, called and
   trained; a sample drawn with --seed, of which a smaller one is the beginning of a larger. lost ms is processor time,
@@ -84,6 +94,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(passes=None)
     _options.add_words_argument(parser, "--mode", "modes", Mode, about="of networks and layers: ")
     _options.add_words_argument(parser, "--layout", "layouts", Layout, about="of networks and layers: ")
+    about = "of networks: measure them beside these graph compilers, pip install 'polyconv[peers]': "
+    _options.add_words_argument(parser, "--peers", "peers", Peer, about=about, without="none")
     parser.add_argument(
         "--threads",
         metavar="N",
@@ -128,6 +140,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "polyconv bench --suite networks --only resnet,unet --mode inference --threads 1",
         "polyconv bench --suite networks --only family --batch 1 --threads 1",
         "polyconv bench --suite networks --benchmark",
+        "polyconv bench --suite networks --peers compile,onnxruntime,openvino --batch 1 --threads 1 -o peers.json",
         "polyconv bench --suite layers --sample 400 --isa avx2 --seconds 3600 -o layers.json --resume",
         about=HOW,
     )
@@ -162,7 +175,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.json:
             suite.show(rows.rows, where)
         if args.plot:
-            charts.draw(suite.panels(rows.rows), args.plot, suite.legend, where)
+            charts.draw(suite.panels(rows.rows), args.plot, suite.legend, where, suite.title)
     for failure in rows.failures:
         print(f"polyconv bench: {failure.key}: {failure.reason}", file=sys.stderr)
     return 130 if not complete else 1 if rows.failures else 0
@@ -181,6 +194,8 @@ def _suite(args: argparse.Namespace) -> Suite[Any]:
             batch = args.batch[0] if args.batch else None
             options = Options(args.passes or tuple(Pass), _threads(args), args.repeats, batch, args.fresh_weights)
             return suites.of_passes(_names(args), workloads.find(_names(args)), options, args.only)
+        if args.peers:
+            return suites.of_peers(cases, args.only, args.peers)
         if args.suite == NETWORKS:
             return suites.of_networks(cases, args.only)
         return suites.of_layers(cases, args.only, args.sample or SAMPLE, SEED if args.seed is None else args.seed)
@@ -245,9 +260,20 @@ def _check(args: argparse.Namespace) -> None:
             wrong, where = sampling, "layers"
     if wrong:
         raise _options.UsageError(f"{' and '.join(wrong)}: for {where} only")
+    if args.peers:
+        _check_peers(args)
     if args.resume and args.output is None:
         raise _options.UsageError("--resume needs the file of the run that is taken up: -o FILE")
     _options.check_writable(args.output, args.plot)
+
+
+def _check_peers(args: argparse.Namespace) -> None:
+    if args.suite != NETWORKS or args.workloads is not None:
+        raise _options.UsageError("--peers: for networks only")
+    given = {"--layout": args.layouts, "--benchmark": args.benchmark, "--isa": args.isa}
+    wrong = [name for name, value in given.items() if value]
+    if wrong:
+        raise _options.UsageError(f"{' and '.join(wrong)}: not with --peers, which choose for themselves")
 
 
 # ---- output

@@ -8,6 +8,9 @@ from collections.abc import Mapping
 
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 """PyTorch puts large tensors on huge pages if this is 1 when its first tensor is made."""
+MALLOC = "GLIBC_TUNABLES"
+MALLOC_HUGE_PAGES = "glibc.malloc.hugetlb=1"
+"""Value with which C's ``malloc`` does the same, for libraries that do not allocate through PyTorch."""
 
 ISAS: dict[str, dict[str, str]] = {
     "avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
@@ -19,6 +22,13 @@ ISAS: dict[str, dict[str, str]] = {
 def wanted(isa: str | None) -> dict[str, str]:
     """Variables of a benchmark that are not set yet. An existing huge-page setting is respected."""
     return ({} if HUGE_PAGES in os.environ else {HUGE_PAGES: "1"}) | limits(isa)
+
+
+def for_any_library(threads: int) -> dict[str, str]:
+    """Variables of a process whose libraries get ``threads`` threads, and huge pages if PyTorch gets them here."""
+    pages = os.environ.get(HUGE_PAGES) == "1"
+    tunables = ":".join(filter(None, [os.environ.get(MALLOC), MALLOC_HUGE_PAGES]))
+    return {"OMP_NUM_THREADS": str(threads)} | ({MALLOC: tunables} if pages else {})
 
 
 def limits(isa: str | None) -> dict[str, str]:

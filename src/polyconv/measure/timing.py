@@ -106,7 +106,7 @@ def interleaved(
             once = timer(call, 1)
             if once < SHORTEST:
                 once = min(once, timer(call, 1))
-        per_sample[name] = max(1, min(MOST_CALLS, ceil(SHORTEST / max(once, 1e-9))))
+        per_sample[name] = calls_per_sample(once)
     standings = Elimination(names, repeats, names if stays is None else stays)
     cpu: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(repeats):
@@ -124,6 +124,11 @@ def interleaved(
                 cpu[name].append((time.process_time() - before) / per_sample[name])
             standings.note(name, seconds)
     return {name: Timing.of(list(found), cpu[name]) for name, found in standings.samples.items()}
+
+
+def calls_per_sample(once: float) -> int:
+    """Calls whose mean is one sample, by the time [s] of one."""
+    return max(1, min(MOST_CALLS, ceil(SHORTEST / max(once, 1e-9))))
 
 
 @contextmanager

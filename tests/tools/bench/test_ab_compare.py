@@ -119,7 +119,7 @@ def test_a_single_image_is_normalised_by_what_is_known() -> None:
 
 def test_differences_are_found() -> None:
     y = torch.tensor([1.0, -1.0, 1.0])
-    assert ab_compare._difference(y + torch.tensor([0.0, 0.5, 0.0]), y) == pytest.approx(0.5)
+    assert ab_compare.difference(y + torch.tensor([0.0, 0.5, 0.0]), y) == pytest.approx(0.5)
 
 
 # ---- networks

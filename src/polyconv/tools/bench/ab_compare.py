@@ -148,10 +148,10 @@ def fight(module: nn.Module, x: Tensor, case: Case, cases: Cases, prepare: Prepa
             autotune(ours)
         with preferences.watched(alone=True) as seen:
             result = ours()
-        difference = _difference(result, theirs()) if case.mode is Mode.INFERENCE else None
+        deviation = difference(result, theirs()) if case.mode is Mode.INFERENCE else None
         del result
         timings = interleaved({TORCH: theirs, OURS: ours, AGAIN: again}, cases.repeats, patience=PATIENCE)
-    return {"timings": timings, "difference": difference, "plans": _plans(seen)}
+    return {"timings": timings, "difference": deviation, "plans": _plans(seen)}
 
 
 def autotune(call: Callable[[], object]) -> None:
@@ -163,7 +163,8 @@ def autotune(call: Callable[[], object]) -> None:
             call()
 
 
-def _difference(mine: object, theirs: object) -> float:
+def difference(mine: object, theirs: object) -> float:
+    """Largest difference, relative to the rms of ``theirs``."""
     assert isinstance(mine, Tensor)
     assert isinstance(theirs, Tensor)
     unit = theirs.double().square().mean().sqrt().clamp_min(1e-30)

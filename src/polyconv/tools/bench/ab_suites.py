@@ -62,8 +62,8 @@ def call_of(module: nn.Module, x: Tensor, mode: Mode) -> Callable[[], object]:
     return lambda: torch.autograd.grad(module(x), wanted, dy)
 
 
-RATE = 1e-6
-"""Learning rate, small so that weights barely change over many steps."""
+RATE = 1e-12
+"""Learning rate, small so that weights barely change over many steps, even by the gradients of random networks."""
 CALLS = 3
 """Calls after which a process has reached its peak memory."""
 
@@ -79,33 +79,39 @@ def network_contests(networks: Sequence[Network], cases: Cases) -> list[Contest[
 
 
 def _network_contest(network: Network, case: Case, cases: Cases) -> Duel:
-    module, x = _made(network, case)
+    module, x = made(network, case)
     return Duel(
         name=network.name,
         what="×".join(map(str, x.shape[2:])),
         kind="",
         case=case,
         memory=_memory(network, case, cases.benchmark),
-        **fight(module, x, case, cases, _call),
+        **fight(module, x, case, cases, network_call),
     )
 
 
-def _made(network: Network, case: Case) -> tuple[nn.Module, Tensor]:
+def made(network: Network, case: Case) -> tuple[nn.Module, Tensor]:
+    """The network and its input, the same in every process."""
     torch.manual_seed(0)
-    return network.build(), torch.randn(network.input(case.batch))
+    return model_zoo.randomised(network.build()), torch.randn(network.input(case.batch))
 
 
-def _call(module: nn.Module, x: Tensor, mode: Mode) -> Callable[[], object]:
+def network_call(
+    module: nn.Module, x: Tensor, mode: Mode, compiled: Callable[[Tensor], Tensor] | None = None
+) -> Callable[[], object]:
+    """The call to time: inference or a training step, of the module or of what it was compiled to."""
+    called = module if compiled is None else compiled
     if mode is Mode.INFERENCE:
-        return lambda: module(x)
+        return lambda: called(x)
     optimiser = torch.optim.SGD(module.parameters(), lr=RATE)
     with torch.no_grad():
-        dy = torch.randn_like(module(x))
-    dy /= dy.numel() ** 0.5
+        dy = module(x)
+        # In every layout and precision the same values.
+        dy.copy_(torch.randn(dy.shape, generator=torch.Generator().manual_seed(0)) / dy.numel() ** 0.5)
 
     def step() -> None:
         optimiser.zero_grad()
-        module(x).backward(dy)
+        called(x).backward(dy)
         optimiser.step()
 
     return step
@@ -125,11 +131,11 @@ def _alone(name: str, case: Case, swapped: bool, benchmark: bool) -> int:
 
 
 def _peak(name: str, case: Case, swapped: bool, benchmark: bool) -> int:
-    module, x = prepared(*_made(model_zoo.NETWORKS[name], case), case)
+    module, x = prepared(*made(model_zoo.NETWORKS[name], case), case)
     if swapped:
         replace(module)
     with threads(case.threads), block(case.mode):
-        call = _call(module, x, case.mode)
+        call = network_call(module, x, case.mode)
         if benchmark:
             autotune(call)
         for _ in range(CALLS):

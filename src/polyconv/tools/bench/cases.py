@@ -23,6 +23,14 @@ class Mode(Word):
     TRAINING = "training"
 
 
+class Peer(Word):
+    """Graph compilers that whole networks are measured against."""
+
+    COMPILE = "compile"
+    ONNXRUNTIME = "onnxruntime"
+    OPENVINO = "openvino"
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     mode: Mode

@@ -153,16 +153,19 @@ class Panel:
         return 1 / worst, worst
 
 
-def draw(panels: Sequence[Sequence[Panel]], path: Path, legend: str, subtitle: str = "") -> None:
+TITLE = "polyconv against PyTorch"
+
+
+def draw(panels: Sequence[Sequence[Panel]], path: Path, legend: str, subtitle: str = "", title: str = TITLE) -> None:
     """Write a figure of panels that share one axis range."""
     pyplot = require(path)
     with pyplot.rc_context({"font.family": "sans-serif", "font.size": 9, "text.color": INK, "axes.labelcolor": GREY}):
-        figure = figure_of(pyplot, panels, legend, subtitle)
+        figure = figure_of(pyplot, panels, legend, subtitle, title)
         figure.savefig(path, dpi=150, facecolor="white")
         pyplot.close(figure)
 
 
-def figure_of(pyplot: Any, panels: Sequence[Sequence[Panel]], legend: str, subtitle: str) -> Any:
+def figure_of(pyplot: Any, panels: Sequence[Sequence[Panel]], legend: str, subtitle: str, title: str = TITLE) -> Any:
     across, tallest = max(map(len, panels)), max(len(panel.bars) for row in panels for panel in row)
     panel_inches = (ROOMY_BAR_INCHES if tallest <= FEW else BAR_INCHES) * tallest + 1.1
     width = max(PANEL_INCHES * across + 0.3, LEAST_INCHES)
@@ -181,7 +184,7 @@ def figure_of(pyplot: Any, panels: Sequence[Sequence[Panel]], legend: str, subti
     for down, row in enumerate(panels):
         for place in range(across):
             _draw_panel(axes[down][place], row[place] if place < len(row) else None, limits, tallest)
-    _header(figure, height, lines)
+    _header(figure, height, lines, title)
     return figure
 
 
@@ -201,9 +204,9 @@ def _cut(figure: Any, text: str, between: str) -> list[str]:
     return lines
 
 
-def _header(figure: Any, height: float, lines: Sequence[str]) -> None:
+def _header(figure: Any, height: float, lines: Sequence[str], title: str) -> None:
     left = MARGIN_INCHES / figure.get_figwidth()
-    figure.text(left, 1 - 0.30 / height, "polyconv against PyTorch", fontsize=15, fontweight="bold", va="center")
+    figure.text(left, 1 - 0.30 / height, title, fontsize=15, fontweight="bold", va="center")
     for number, line in enumerate(lines):
         figure.text(left, 1 - (HEADING_INCHES + LINE_INCHES * number) / height, line, color=GREY, va="center")
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...problem import Shape
 
@@ -272,6 +273,8 @@ STEP = 32
 """Divisor of image sizes: networks halve them up to five times."""
 FAMILY = "family"
 """Kind of networks with 1-D, 3-D or transposed convolutions."""
+LAYER_SCALE = "gamma"
+"""Name that timm gives to the factors of a residual branch."""
 
 
 class ZooError(RuntimeError):
@@ -366,6 +369,26 @@ NETWORKS: dict[str, Network] = {
         Network("unet-volumes", volume_unet, (1, 32, 64, 64), kind=FAMILY),
     )
 }
+
+
+def randomised(module: nn.Module) -> nn.Module:
+    """The module with random statistics and affine parameters of its batch normalisations, and random layer scales.
+
+    Fresh ones are trivial. The last of a residual branch is even zero in timm, or a layer scale of 1e-6 is: an error in
+    the branch would not reach the output.
+    """
+    for part in module.modules():
+        if isinstance(part, _BatchNorm):
+            for tensor in (part.weight, part.running_var):
+                if tensor is not None:
+                    nn.init.uniform_(tensor, 0.5, 1.5)
+            for tensor in (part.bias, part.running_mean):
+                if tensor is not None:
+                    nn.init.normal_(tensor, 0.0, 0.1)
+    for name, parameter in module.named_parameters():
+        if name.rpartition(".")[2] == LAYER_SCALE:
+            nn.init.uniform_(parameter, 0.5, 1.5)
+    return module
 
 
 def require(networks: Iterable[Network]) -> None:

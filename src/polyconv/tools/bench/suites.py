@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from ...measure import layers as known_layers
 from ...measure.workloads import Workload
 from . import ab_suites, charts, model_zoo, passes, tables
 from .ab_compare import Duel
-from .cases import Cases
+from .cases import Cases, Layout, Peer
 from .charts import Panel
+from .model_zoo import Network
+from .peers import contenders, contest, report
+from .peers.rows import PeerRow
 from .results import Row
 from .runner import Contest, Result
 
@@ -33,6 +37,8 @@ class Suite(Generic[R]):
     """Prints rows; the text describes machine and versions."""
     panels: Callable[[Sequence[R]], list[list[Panel]]]
     legend: str
+    title: str = charts.TITLE
+    """Of a plot."""
 
 
 def of_passes(name: str, workloads: Sequence[Workload], options: passes.Options, only: Sequence[str]) -> Suite[Row]:
@@ -46,12 +52,26 @@ def of_passes(name: str, workloads: Sequence[Workload], options: passes.Options,
 
 def of_networks(cases: Cases, only: Sequence[str]) -> Suite[Duel]:
     """Whole networks; words match name or kind."""
-    described = [network.described for network in model_zoo.NETWORKS.values()]
-    chosen = [model_zoo.NETWORKS[name] for name in _selected(model_zoo.NETWORKS, described, only)]
-    model_zoo.require(chosen)
+    chosen = _networks(only)
     names, contests = [network.name for network in chosen], ab_suites.network_contests(chosen, cases)
     read, show, drawn = Duel.from_json, tables.print_networks, charts.of_networks
     return Suite(_named("networks", cases), names, contests, read, show, drawn, charts.NETWORKS_LEGEND)
+
+
+def of_peers(cases: Cases, only: Sequence[str], peers: Sequence[Peer]) -> Suite[PeerRow]:
+    """Whole networks beside the graph compilers. The suite's name has their versions, which resumed rows share."""
+    chosen = _networks(only)
+    versions, subjects = contenders.versions(peers), [network.name for network in chosen]
+    contests = contest.contests(chosen, replace(cases, layouts=(Layout.NCHW,)), peers)
+    read, show, drawn = PeerRow.from_json, partial(report.print_peers, versions), report.panels
+    return Suite(f"networks beside {versions}", subjects, contests, read, show, drawn, report.LEGEND, report.TITLE)
+
+
+def _networks(only: Sequence[str]) -> list[Network]:
+    described = [network.described for network in model_zoo.NETWORKS.values()]
+    chosen = [model_zoo.NETWORKS[name] for name in _selected(model_zoo.NETWORKS, described, only)]
+    model_zoo.require(chosen)
+    return chosen
 
 
 def of_layers(cases: Cases, only: Sequence[str], size: int, seed: int) -> Suite[Duel]:
