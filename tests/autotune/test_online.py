@@ -319,8 +319,8 @@ def test_one_contender_at_a_time_keeps_what_it_makes_of_a_large_weight(
         while not session.ended:
             kept.append(len(session._runs))
             call(x, w)
-        assert max(kept) == (1 if large else len(session._standings.running))
-        assert len(session._standings.samples[session._usual]) == online.ROUNDS
+        assert max(kept) == (1 if large else len(session._elimination.running))
+        assert len(session._elimination.samples[session._usual]) == online.ROUNDS
         preferences.forget_outcomes()
 
 
@@ -331,9 +331,9 @@ def test_who_drops_out_keeps_nothing(timed: Timed, monkeypatch: pytest.MonkeyPat
     timed.seconds = lambda name: 1.0 if name.endswith(aten.NAME) else 9.0
     call(x, w)
     (session,) = online._sessions.values()
-    while len(session._standings.running) > 1:
+    while len(session._elimination.running) > 1:
         call(x, w)
-        assert {name for _, name in session._runs} <= set(session._standings.running)
+        assert {name for _, name in session._runs} <= set(session._elimination.running)
         assert len(trimmed) == session.ended
 
 

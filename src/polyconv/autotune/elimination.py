@@ -8,6 +8,11 @@ only adds to it, and slow candidates are dropped early.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from math import inf
+
+MIN_SPEEDUP = 1.02
+"""Required speed-up over ATen, which is called without dispatch overhead. The gain must also exceed that overhead, as
+estimated by the backend."""
 
 BEHIND = (2.5, 1.5, 1.2)
 """Ratio to the fastest time above which a candidate is dropped: after one trial, after two, and from the third on."""
@@ -58,6 +63,20 @@ class Elimination:
     def drop(self, name: str) -> None:
         """Drop a candidate, unless it is the last one."""
         self.running = tuple(other for other in self.running if other != name) or self.running
+
+    def winner(self, usual: str, aten: str | None, overhead: float) -> str | None:
+        """The fastest candidate; in a tie, ATen or the cost model's choice ``usual``. None without a trial.
+
+        ``overhead``: dispatch overhead of polyconv's kernels that the trials do not include [s].
+        """
+        best = self.best
+        fastest = min((name for name in self.running if name in best), key=best.__getitem__, default=None)
+        if fastest is None:
+            return None
+        if aten is not None and best.get(aten, inf) <= max(MIN_SPEEDUP * best[fastest], best[fastest] + overhead):
+            return aten
+        within_noise = best.get(usual, inf) <= self.spread(fastest, usual) * best[fastest]
+        return usual if within_noise else fastest
 
     def _is_hopeless(self, name: str, leader: float) -> bool:
         times = self._samples[name]

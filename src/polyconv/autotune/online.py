@@ -14,7 +14,6 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, MutableMapping
 from functools import partial
-from math import inf
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,9 +40,6 @@ ROUNDS, MORE_ROUNDS = 5, 10
 """Trials of each remaining candidate: of calls of at least :data:`SHORT`, and of shorter ones."""
 SHORT = 1e-3
 """Duration below which calls are noisier and get more trials [s]."""
-MIN_SPEEDUP = 1.02
-"""Required speed-up over ATen, which is called without dispatch overhead. The gain must also exceed that overhead, as
-estimated by the backend."""
 LONGEST = 100
 """Calls after which a session ends even if undecided: if every call brings a new weight, no trial counts."""
 
@@ -83,13 +79,13 @@ class AutotuningSession:
     __slots__ = (
         "_aten",
         "_backend",
+        "_elimination",
         "_environment",
         "_key",
         "_layer",
         "_pending",
         "_plan",
         "_runs",
-        "_standings",
         "_usual",
         "_warm",
         "_weight",
@@ -111,7 +107,7 @@ class AutotuningSession:
         """The cost model's choice."""
         self._aten = next((name for name in names if name.endswith(", ATen")), None)
         """ATen's candidate, or None. It is never dropped, so that one slow call does not decide against it."""
-        self._standings = Elimination(names, MORE_ROUNDS, stays=[self._aten] if self._aten else ())
+        self._elimination = Elimination(names, MORE_ROUNDS, stays=[self._aten] if self._aten else ())
         self._runs: dict[tuple[Problem, str], Run] = {}
         self._warm: set[str] = set()
         """Candidates that have run on this weight, so that their next call is a trial."""
@@ -138,7 +134,7 @@ class AutotuningSession:
             self._run_timed(name, counted, self._prepared(problem, name, inference), tensors)
         except RuntimeError as error:  # of PyTorch or the driver: out of memory, say, which others may not be
             with STATE_LOCK:
-                self._standings.drop(name)
+                self._elimination.drop(name)
             warn_once(f"polyconv.benchmark: autotuning of {self._key} goes on without {name}: {error}")
             usual(tensors)
         if counted:
@@ -148,7 +144,7 @@ class AutotuningSession:
 
     def _let_go(self) -> None:
         """Free the prepared weights of dropped candidates, and of those that must prepare them again."""
-        staying = self._warm.intersection(self._standings.running)
+        staying = self._warm.intersection(self._elimination.running)
         self._runs = {(problem, name): run for (problem, name), run in self._runs.items() if name in staying}
         if not self._runs:
             _prepared.pop(self, None)
@@ -174,7 +170,7 @@ class AutotuningSession:
         if self.calls > LONGEST:
             self._end()
             return None
-        name = self._standings.next
+        name = self._elimination.next
         if name not in self._warm:
             self._warm.add(name)
             return name, False
@@ -213,7 +209,7 @@ class AutotuningSession:
         seconds = clock() - began
         if counted:
             with STATE_LOCK:
-                self._standings.note(name, seconds)
+                self._elimination.note(name, seconds)
 
     def _read_pending(self) -> None:
         with STATE_LOCK:
@@ -223,16 +219,16 @@ class AutotuningSession:
         name, start, end = pending
         end.synchronize()
         with STATE_LOCK:
-            self._standings.note(name, start.elapsed_time(end) / 1e3)
+            self._elimination.note(name, start.elapsed_time(end) / 1e3)
             self._settle()
 
     # ---- end of the session
 
     def _settle(self) -> None:
-        best = self._standings.best
+        best = self._elimination.best
         if best and min(best.values()) >= SHORT:
-            self._standings.rounds = ROUNDS
-        if self._standings.decided and not self.ended:
+            self._elimination.rounds = ROUNDS
+        if self._elimination.decided and not self.ended:
             self._end()
 
     def _end(self) -> None:
@@ -241,21 +237,14 @@ class AutotuningSession:
         self._runs.clear()
         _prepared.pop(self, None)
         trim_memory()
-        best = self._standings.best
-        running = [name for name in self._standings.running if name in best]
-        if not running:  # no weight came twice: keep the cost model's choice
+        best, aten = self._elimination.best, self._aten
+        winner = self._elimination.winner(self._usual, aten, 0.0 if aten is None else self._dispatch_overhead())
+        if winner is None:  # no weight came twice: keep the cost model's choice
             preferences.settle(self._environment, self._key, self._usual, "not autotuned: no weight came twice")
             return
-        winner, torchs = min(running, key=best.__getitem__), self._aten
-        if torchs is not None and best.get(torchs, inf) <= max(
-            MIN_SPEEDUP * best[winner], best[winner] + self._dispatch_overhead()
-        ):
-            winner = torchs
-        elif best.get(self._usual, inf) <= self._standings.spread(winner, self._usual) * best[winner]:
-            winner = self._usual  # within the noise: keep the cost model's choice
         from .tuning_file import Entry  # lazy, as below: the backends have imported it, importing polyconv does not
 
-        self.entry = Entry(winner, best, best.get(torchs) if torchs else None)
+        self.entry = Entry(winner, best, best.get(aten) if aten else None)
         preferences.settle(self._environment, self._key, winner, _in_words(winner, best))
 
     def _dispatch_overhead(self) -> float:
@@ -269,7 +258,7 @@ class AutotuningSession:
     @property
     def _ahead(self) -> float | None:
         """Gain of polyconv's best candidate over ATen so far [s]; None if either has no trial."""
-        best = dict(self._standings.best)
+        best = dict(self._elimination.best)
         torchs = best.pop(self._aten, None) if self._aten else None
         return torchs - min(best.values()) if best and torchs is not None else None
 
