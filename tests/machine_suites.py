@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from polyconv.cuda.planner.depthwise import strip
+from polyconv.lowering.border import Cropped
+from polyconv.lowering.lower import lower
 from polyconv.problem import Pass, Problem, channels_last_strides, output_extent
 
 MODES = ("zeros", "reflect", "replicate", "circular")
@@ -59,6 +61,15 @@ class Shape:
             vector_aligned=aligned,
             dtype=str(x.dtype).removeprefix("torch."),
         )
+
+    def lowered(self, kind: Pass, x: Tensor, w: Tensor, dy: Tensor) -> tuple[Problem, Tensor]:
+        """The problem that a GPU runs, and its input: a view where a border follows negative padding."""
+        problem = self.problem(kind, x, w, dy)
+        if isinstance(lowering := lower(problem, "cuda"), Cropped):
+            (problem,) = lowering.problems
+            for dim, kept in enumerate(lowering.ranges, start=2):
+                x = x.narrow(dim, kept.start, len(kept))
+        return problem, x
 
     def y_strides(self, kind: Pass, dy: Tensor) -> tuple[int, int, int, int]:
         """fprop writes a dense y; the gradients read dy in its layout."""

@@ -25,8 +25,6 @@ from polyconv.cuda.planner.winograd import fused as winograd_fused
 from polyconv.cuda.planner.winograd import nonfused as winograd_nonfused
 from polyconv.cuda.planner.winograd_fp16x3 import fused as winograd_fp16x3_fused
 from polyconv.cuda.planner.winograd_fp16x3 import nonfused as winograd_fp16x3_nonfused
-from polyconv.lowering.border import Cropped
-from polyconv.lowering.lower import lower
 from polyconv.measure.workloads import find
 from polyconv.numerics import reference
 from polyconv.problem import Activation, Pass, Problem
@@ -49,11 +47,8 @@ def run(
 ) -> None:
     """One forward pass with an epilogue, by the planner's choice or a given variant, with all checks."""
     x, w, bias, dy = shape.tensors()
-    problem = replace(shape.problem(Pass.FPROP, x, w, dy), activation=activation, residual=residual)
-    if isinstance(lowering := lower(problem, "cuda"), Cropped):
-        (problem,) = lowering.problems
-        for dim, kept in enumerate(lowering.ranges, start=2):
-            x = x.narrow(dim, kept.start, len(kept))
+    problem, x = shape.lowered(Pass.FPROP, x, w, dy)
+    problem = replace(problem, activation=activation, residual=residual)
     added = torch.empty_strided(problem.y_shape, problem.y_strides).normal_() if residual else None
     plan = plan_of(problem, way, sms=sms) if way else plan_cuda(problem, V100)
     finished = [launch for launch in plan.launches if launch.kernel.twin]

@@ -102,6 +102,7 @@ def _warm_and_step(folder: Path) -> str:
         return kept.get(spec, arch)
 
     model = network()
+    plan_cuda.cache_clear()
     with VirtualGpu() as gpu:
         cache = KernelCache(folder, compiler=compiler)
         with override("cpu", gpu.backend(cache=cache)) as backend:

@@ -34,7 +34,7 @@ RANDOM = 200 if NIGHTLY else 8
 def run(shape: Shape, kind: Pass, dtype: str, way: CudaCandidate | None = None) -> bool:
     """Whether the variant takes the problem; without one the planner chooses."""
     x, w, bias, dy = shape.tensors(getattr(torch, dtype))
-    problem = shape.problem(kind, x, w, dy)
+    problem, x = (shape.problem(kind, x, w, dy), x) if way else shape.lowered(kind, x, w, dy)
     if way is not None and way.refusal(problem) is not None:
         return False
     check(problem, x, w, bias, dy, None if way is None else plan_of(problem, way, workspace=2**20))

@@ -27,7 +27,7 @@ _NAMED = [(f"{suite}: {name}", shape) for suite, cases in SUITES.items() for nam
 def test_planned_for_the_a100(shape: Shape, kind: Pass, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emulate, "arch", A100.arch)
     x, w, bias, dy = shape.tensors()
-    problem = shape.problem(kind, x, w, dy)
+    problem, x = shape.lowered(kind, x, w, dy)
     for report in check(problem, x, w, bias, dy, plan_cuda(problem, A100)):
         assert report.chip.arch == A100.arch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -38,14 +39,15 @@ def parts(subject: DeviceUnderTest) -> Mapping[str, Part]:
 
 def compared(subject: DeviceUnderTest, workload: workloads.Workload, kind: Pass) -> Result:
     """Time one pass next to PyTorch's, and compare a sample of the result with PyTorch's in float32."""
-    whole = workload.input[0]
-    batch = cut_batch(workload, IMAGES_ON_CPU if subject.name == CPU else whole, subject.free_memory())
+    whole, on_gpu = workload.input[0], subject.name != CPU
+    batch = cut_batch(workload, whole if on_gpu else IMAGES_ON_CPU, subject.free_memory())
     problem = with_batch(workload, batch.images).problem(kind)
     operands = Operands.random(problem, device=subject.device)
     calls: dict[str, Call] = {OURS: ours(problem, operands), NCHW: pytorch(problem, operands)}
-    torch.backends.cudnn.benchmark = True  # for PyTorch's best time; this process does nothing else
+    if on_gpu:
+        torch.backends.cudnn.benchmark = True  # for PyTorch's best time; this process does nothing else
     with torch.no_grad(), current(subject.device):
-        with tf32.switched_off():
+        with tf32.switched_off() if on_gpu else nullcontext():
             deviation = _deviation(problem, operands, calls)
         timings = interleaved(calls, REPEATS, subject.timer)
     mine, theirs = (timings[name].best * 1e3 for name in (OURS, NCHW))
