@@ -12,6 +12,7 @@ import torch
 
 from fuzz.case import Case, Failure
 from polyconv.cuda.planner import DEVICES, plan_cuda
+from polyconv.lowering.border import Cropped
 from polyconv.problem import Problem
 
 ABOUT = "random problems planned for known GPUs; a few run as sm_70 machine code by the emulator"
@@ -46,8 +47,17 @@ class Planned(Case):
         return {**{name: getattr(self, name) for name in names}, "vector_aligned": self.aligned}
 
     @property
+    def is_cropped(self) -> bool:
+        return self.padding_mode != "zeros" and min(self.padding) < 0
+
+    @property
     def problem(self) -> Problem:
-        return Problem.make(self.kind, self.x, self.w, **self.options)
+        """The problem that a GPU runs: of the part that negative padding leaves, if a border follows."""
+        return self.asked.problems[0] if self.is_cropped else self.asked.problem
+
+    @property
+    def asked(self) -> Cropped:
+        return Cropped(Problem.make(self.kind, self.x, self.w, **self.options))
 
     @property
     def is_valid(self) -> bool:
@@ -79,6 +89,8 @@ class Planned(Case):
 
         g = torch.Generator().manual_seed(0)
         x, w = torch.randn(self.x, generator=g), torch.randn(self.w, generator=g)
+        for dim, kept in enumerate(self.asked.ranges if self.is_cropped else (), start=2):
+            x = x.narrow(dim, kept.start, len(kept))
         dy, bias = torch.randn(problem.y_shape, generator=g), torch.randn(self.w[0], generator=g)
         try:
             emulate.check(problem, x, w, bias if self.bias and self.kind == "fprop" else None, dy)
@@ -110,10 +122,13 @@ class Planned(Case):
             yield replace(self, w=(w[0], w[1], w[2], w[3]))
 
     def script(self) -> str:
+        lower = '(problem,) = lowered(problem, "cuda")' if self.is_cropped else ""
         return f"""from polyconv.cuda.planner import DEVICES, plan_cuda
+from polyconv.lowering.lower import lowered
 from polyconv.problem import Problem
 
 problem = Problem.make({self.kind!r}, {self.x}, {self.w}, **{self.options})
+{lower}
 plan = plan_cuda(problem, DEVICES[{self.device!r}], {self.workspace})
 print(plan.explain())
 for launch in plan.launches:
