@@ -144,12 +144,12 @@ def _side_by_side(folder: Path) -> None:
         return kept.get(spec, arch)
 
     cache = KernelCache(folder, compiler=compiler)
-    usual, compiling.cores = compiling.cores, lambda: together.parties
+    usual, compiling.usable_cores = compiling.usable_cores, lambda: together.parties
     try:
         with VirtualGpu(record_only) as gpu, override("cpu", gpu.backend(cache=cache)):
             (ready,) = polyconv.warmup(network(), SHAPE, quiet=True).devices.values()
     finally:
-        compiling.cores = usual
+        compiling.usable_cores = usual
     assert ready.compiled == len(lined_up) > together.parties
 
 

@@ -116,7 +116,7 @@ struct SumLayout {
     }
   }
 
-  // Offset of a tile: behind the whole rows before it and `vectors_before` vectors of its own rows.
+  // Offset of a tile: the size of all earlier rows, plus `vectors_before` vectors of the tile's rows.
   std::size_t TileOffset(int first_row, int vectors_before) const {
     return (static_cast<std::size_t>(first_row) * vectors + vectors_before) * kLanes;
   }

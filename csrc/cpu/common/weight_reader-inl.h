@@ -97,7 +97,7 @@ class WeightReader {
     }
   }
 
-  // The input channels of a dense weight form one long row. Otherwise each channel is a row of its own.
+  // The input channels of a dense weight form one long row. Otherwise each channel is a separate row.
   template <class Put>
   HWY_INLINE void ReadTaps(const float* w, int lanes, int first, int last, const Put& put) const {
     const int span = static_cast<int>(tap_at_.size());

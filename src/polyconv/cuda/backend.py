@@ -30,11 +30,11 @@ from ..runtime.fork_safety import STATE_LOCK
 from ..runtime.warn_once import warn_once
 from ..selection import Preference
 from ..tuning_key import Environment
+from ..util.cpuinfo import usable_cores
 from . import driver
 from .compile_log import Teller
 from .errors import CaptureError, CudaError, LaunchError, RefusedKernelError
 from .jit.cache import KernelCache
-from .jit.compile import cores
 from .launch import Enqueue, Refused, enqueuer
 from .planner.cost import resident_blocks
 from .planner.device import why_too_old
@@ -184,7 +184,7 @@ class CudaBackend:
             kernels=len(specs),
             compiled=found.kernels,
             compiling=found.seconds,
-            cores=min(found.kernels, cores()),
+            cores=min(found.kernels, usable_cores()),
             longest=found.longest,
             longest_compiling=found.longest_seconds,
             loading=time.perf_counter() - compiled,

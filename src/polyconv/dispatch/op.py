@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from ..lowering.aten import CONVOLUTIONS
 
 Args = tuple[Any, Any, Any, Any, Any]
 """Geometry of a call: (stride, padding, dilation, groups, padding mode) or, if transposed, (stride, padding, output
@@ -38,7 +39,7 @@ class Op:
         return "stride", "padding", "dilation", "groups", "padding_mode", "tolerance", "activation"
 
 
-CONV1D, CONV2D, CONV3D = (Op(rank, False, f) for rank, f in enumerate((F.conv1d, F.conv2d, F.conv3d), start=1))
+CONV1D, CONV2D, CONV3D = (Op(rank, False, aten) for rank, aten in CONVOLUTIONS.items())
 CONV_TRANSPOSE1D, CONV_TRANSPOSE2D, CONV_TRANSPOSE3D = (
     Op(rank, True, f)
     for rank, f in enumerate((torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d), start=1)

@@ -131,10 +131,6 @@ class AxisReduction(NamedTuple):
     def all_outputs(self) -> bool:
         return len(self.outputs) == self.whole.outputs
 
-    @property
-    def all_taps(self) -> bool:
-        return len(self.taps) == self.whole.kernel
-
 
 class Reduction(NamedTuple):
     """A convolution, reduced axis by axis."""
@@ -160,10 +156,6 @@ class Reduction(NamedTuple):
     @property
     def all_outputs(self) -> bool:
         return all(axis.all_outputs for axis in self.axes)
-
-    @property
-    def all_taps(self) -> bool:
-        return all(axis.all_taps for axis in self.axes)
 
 
 def reduce_problem(problem: Problem) -> Reduction | None:

@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from ...runtime.lazy_import import imported
+from ...util.cpuinfo import usable_cores
 from ...util.gpu_arch import capability
 from ..errors import CompileError, RefusedKernelError
 from ..planner.codegen import source
@@ -77,18 +78,13 @@ SLOWEST = (
 
 def in_threads(function: Callable[[KernelSpec], Result], specs: Sequence[KernelSpec]) -> list[Result]:
     """``[function(spec) for spec in specs]`` on all cores, slowest kernels first. NVRTC holds no lock, nor the GIL."""
-    workers = min(len(specs), cores())
+    workers = min(len(specs), usable_cores())
     if workers <= 1:
         return [function(spec) for spec in specs]
     with ThreadPoolExecutor(workers, thread_name_prefix="polyconv-nvrtc") as pool:
         order = sorted(dict.fromkeys(specs), key=_slowness)
         done = dict(zip(order, pool.map(function, order), strict=True))
     return [done[spec] for spec in specs]
-
-
-def cores() -> int:
-    """Number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _slowness(spec: KernelSpec) -> int:

@@ -77,4 +77,4 @@ def agreed(what: str, decision: bool) -> bool:
 
 def agreed_word(what: str, word: str) -> str:
     """As :func:`agreed`, for a string."""
-    return word if rank_consensus.ranks() == 1 else rank_consensus.agree("optimize", what, word)
+    return rank_consensus.agree("optimize", what, word)
