@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "bindings/forward.h"
 #include "bindings/tensors.h"
 #include "channel_lanes/forward.h"
 #include "common/caches.h"
@@ -78,16 +79,9 @@ void RunGroups(const Convolution& first, int groups, bool input_gradient, const 
 }
 
 void ConvolveOp(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, const Tensor& y,
-                const std::vector<int64_t>& geometry_numbers, const std::vector<int64_t>& plan_numbers,
+                const std::vector<int64_t>& geometry, const std::vector<int64_t>& plan,
                 const std::optional<Tensor>& transformed, const std::optional<Tensor>& residual, int64_t activation) {
-  const Geometry geometry = ReadGeometry(geometry_numbers);
-  const Plan plan = ReadPlan(plan_numbers);
-  Convolution first = DescribeForward(x, w, y, geometry);
-  if (bias.has_value()) first.bias = bias->const_data_ptr<float>();
-  first.epilogue = ReadEpilogue<float>(residual, activation, y);
-  AdviseHugePages(first.y, static_cast<std::size_t>(y.numel()) * sizeof(float));
-  const float* kept = transformed.has_value() ? transformed->const_data_ptr<float>() : nullptr;
-  RunGroups(first, geometry.groups, false, plan, kept);
+  ConvolveForward(x, w, bias, y, geometry, plan, transformed, ReadEpilogue<float>(residual, activation, y));
 }
 
 void InputGradientOp(const Tensor& dy, const Tensor& w, const Tensor& dx, const std::vector<int64_t>& geometry_numbers,
@@ -157,6 +151,19 @@ std::vector<int64_t> StageCyclesOp() {
 #endif
 
 }  // namespace
+
+void ConvolveForward(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, const Tensor& y,
+                     const std::vector<int64_t>& geometry_numbers, const std::vector<int64_t>& plan_numbers,
+                     const std::optional<Tensor>& transformed, const Epilogue<float>& epilogue) {
+  const Geometry geometry = ReadGeometry(geometry_numbers);
+  const Plan plan = ReadPlan(plan_numbers);
+  Convolution first = DescribeForward(x, w, y, geometry);
+  if (bias.has_value()) first.bias = bias->const_data_ptr<float>();
+  first.epilogue = epilogue;
+  AdviseHugePages(first.y, static_cast<std::size_t>(y.numel()) * sizeof(float));
+  const float* kept = transformed.has_value() ? transformed->const_data_ptr<float>() : nullptr;
+  RunGroups(first, geometry.groups, false, plan, kept);
+}
 
 STABLE_TORCH_LIBRARY(polyconv_cpu, m) {
   // geometry: stride_h, stride_w, top, left, dilation_h, dilation_w, groups, border; plan: see ReadPlan

@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "bindings/forward.h"
 #include "bindings/tensors.h"
 #include "common/memory.h"
 #include "depthwise/depthwise.h"
@@ -54,17 +55,8 @@ DepthwiseCorrelation Describe(const Tensor& x, const Tensor& w, const Tensor& y,
 }
 
 void ForwardOp(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, const Tensor& y,
-               const std::vector<int64_t>& geometry_numbers, const std::optional<Tensor>& residual,
-               int64_t activation) {
-  const Geometry geometry = ReadGeometry(geometry_numbers);
-  RequireDepthwise(x, w, y, geometry);
-  DepthwiseCorrelation conv = Describe(x, w, y, geometry, &ForwardAxis);
-  conv.epilogue = ReadEpilogue<float>(residual, activation, y);
-  if (bias.has_value()) {
-    conv.bias = bias->const_data_ptr<float>();
-    conv.bias_step = bias->stride(0);
-  }
-  if (y.numel() > 0) RunDepthwise(TheSet(), conv, TheRuntime());
+               const std::vector<int64_t>& geometry, const std::optional<Tensor>& residual, int64_t activation) {
+  DepthwiseForward(x, w, bias, y, geometry, ReadEpilogue<float>(residual, activation, y));
 }
 
 void InputGradientOp(const Tensor& dy, const Tensor& w, const Tensor& dx,
@@ -104,6 +96,19 @@ int64_t LongestSumOp(const std::vector<int64_t>& sizes, const std::vector<int64_
 }
 
 }  // namespace
+
+void DepthwiseForward(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, const Tensor& y,
+                      const std::vector<int64_t>& geometry_numbers, const Epilogue<float>& epilogue) {
+  const Geometry geometry = ReadGeometry(geometry_numbers);
+  RequireDepthwise(x, w, y, geometry);
+  DepthwiseCorrelation conv = Describe(x, w, y, geometry, &ForwardAxis);
+  conv.epilogue = epilogue;
+  if (bias.has_value()) {
+    conv.bias = bias->const_data_ptr<float>();
+    conv.bias_step = bias->stride(0);
+  }
+  if (y.numel() > 0) RunDepthwise(TheSet(), conv, TheRuntime());
+}
 
 STABLE_TORCH_LIBRARY_FRAGMENT(polyconv_cpu, m) {
   // geometry: stride_h, stride_w, top, left, dilation_h, dilation_w, groups, border

@@ -1,0 +1,203 @@
+"""The kernel of each layer: polyconv's candidates against Inductor's own call, timed when the graph is compiled.
+
+Both sides compute the whole layer, epilogue included, on channels_last tensors with packed weights. Outcomes are kept in
+the default tuning file, so the next compilation of the same layer on the same machine times nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import settings
+from ..autotune import preferences, tuning_lookup
+from ..autotune.elimination import Elimination
+from ..autotune.tuning_file import Entry, Tuning, TuningError, update
+from ..cpu import native, planner
+from ..cpu.engines import aten, reference
+from ..cpu.plan import CpuCandidate
+from ..runtime.warn_once import warn_once
+from ..selection import Preference
+from ..tuning_key import Environment, problem_key
+from .layer import ONEDNN_NAMES, Layer
+
+ONEDNN = "oneDNN"
+"""Name of Inductor's own convolution among the candidates."""
+ROUNDS = 8
+"""Trials of a candidate."""
+PER_ENGINE, MOST = 2, 4
+"""Candidates that are timed: of one engine, and of all."""
+CACHE_BYTES = 32 * 2**20
+"""Memory touched before a trial: in a network the weights of a layer have left the caches since the last call."""
+
+
+@dataclass(slots=True)
+class Choice:
+    """The outcome for a layer."""
+
+    name: str
+    """Name of the candidate; :data:`ONEDNN` for Inductor's own call."""
+    candidate: CpuCandidate | None
+    seconds: dict[str, float]
+    """Best time of each candidate [s]; empty if nothing was timed."""
+    source: str
+    """How it was decided."""
+
+
+@dataclass(slots=True)
+class Chooser:
+    """Chooses kernels for the layers of one graph."""
+
+    environment: Environment
+    weight_bytes: int
+    """Size of all weights of the graph."""
+    measured: dict[str, Entry] = field(default_factory=dict)
+    """New outcomes, by key."""
+
+    def choose(self, layer: Layer) -> Choice:
+        able = {one.name: one for one in _candidates(layer)}
+        if not able:
+            return Choice(ONEDNN, None, {}, "polyconv has no kernel for it")
+        if preferences.determinism_is_asked_for():
+            plan = planner.plan_cpu(layer.problem, inference=True)
+            name = plan.chosen.name if plan.chosen.name in able else ONEDNN
+            return Choice(name, able.get(name), {}, "cost model, because PyTorch is in deterministic mode")
+        key = _key(layer)
+        entry = self.measured.get(key)
+        source = "measured"
+        if entry is None and (found := tuning_lookup.find(key, self.environment)) is not None:
+            entry, source = found.entry, f"measured, {found.path}"
+        if entry is None or (entry.choice != ONEDNN and entry.choice not in able):
+            entry = self.measured[key] = self._trials(layer, able)
+            source = "measured"
+        return Choice(entry.choice, able.get(entry.choice), dict(entry.seconds), source)
+
+    def save(self) -> None:
+        """Add new outcomes to the default tuning file."""
+        if not self.measured or settings.current().cache_dir is None or settings.current().tuning_file == ():
+            return
+        try:
+            update(tuning_lookup.default_file(), Tuning.of(self.environment, self.measured))
+        except (TuningError, OSError) as error:
+            warn_once(f"the outcomes of autotuning are not kept: {error}")
+
+    def _trials(self, layer: Layer, able: dict[str, CpuCandidate]) -> Entry:
+        calls = _calls(layer, able)
+        flush = torch.zeros(max(1, min(self.weight_bytes, CACHE_BYTES) // 4))
+        session = Elimination(list(calls), ROUNDS, stays=(ONEDNN,))
+        with torch.inference_mode():
+            for call in calls.values():
+                call()
+            while not session.decided:
+                name = session.next
+                flush.add_(1.0)
+                began = time.perf_counter()
+                calls[name]()
+                session.note(name, time.perf_counter() - began)
+        best = session.best
+        winner = session.winner(ONEDNN, ONEDNN, 0.0) or ONEDNN
+        return Entry(winner, best, best[ONEDNN])
+
+
+def _candidates(layer: Layer) -> list[CpuCandidate]:
+    """Candidates that keep the tolerance for the layer's weight, the cheapest by the cost model first."""
+    problem, device = layer.problem, planner.here()
+    costs = planner.Costs(problem, device, inference=True)
+    able = [
+        one
+        for one in planner.offered(problem, device)
+        if one.refusal is None and one.engine not in (aten.NAME, reference.NAME)
+    ]
+    able.sort(key=costs.counted)
+    kept: list[CpuCandidate] = []
+    for one in able:
+        if len(kept) < MOST and [each.engine for each in kept].count(one.engine) < PER_ENGINE and _keeps(layer, one):
+            kept.append(one)
+    return kept
+
+
+def _keeps(layer: Layer, one: CpuCandidate) -> bool:
+    """True if the candidate keeps the tolerance, for the layer's weight too."""
+    problem = layer.problem
+    if one.direct:
+        return True
+    if one.error > problem.tolerance:
+        return False
+    plan = planner.plan_cpu(problem, inference=True, prefer=Preference(one.name))
+    return plan.for_weights(layer.w) is plan
+
+
+def _calls(layer: Layer, able: dict[str, CpuCandidate]) -> dict[str, Callable[[], Any]]:
+    """The layer on random data, by each candidate and by Inductor's own call."""
+    problem, epilogue = layer.problem, layer.epilogue
+    x = _random(problem.x_shape)
+    residual = _random(problem.y_shape) if epilogue.residual is not None else None
+    operator = torch.ops.polyconv_cpu.compiled_convolution.default
+
+    def ours(one: CpuCandidate) -> Callable[[], Any]:
+        weights, numbers = layer.weights_for(one), layer.numbers(one)
+        return lambda: operator(x, weights, layer.bias_value, residual, numbers, epilogue.a, epilogue.b)
+
+    return {ONEDNN: _onednn(layer, x, residual), **{name: ours(one) for name, one in able.items()}}
+
+
+def _onednn(layer: Layer, x: Tensor, residual: Tensor | None) -> Callable[[], Any]:
+    """Inductor's call: oneDNN's packed convolution with the epilogue as far as Inductor fuses it."""
+    epilogue, scalars = layer.epilogue, {"clamp": [layer.epilogue.a, layer.epilogue.b], "leaky_relu": [layer.epilogue.a]}
+    if not layer.packed.is_mkldnn:
+        then = _plain(epilogue.activation, epilogue.a, epilogue.b)
+        w, moves = layer.packed, (layer.stride, layer.padding, layer.dilation, layer.groups)
+        return lambda: then(F.conv2d(x, w, layer.bias_value, *moves).add_(0.0 if residual is None else residual))
+    name, numbers = ONEDNN_NAMES[epilogue.activation], scalars.get(epilogue.activation, [])
+    moves = (list(layer.padding), list(layer.stride), list(layer.dilation), layer.groups)
+    algorithm = "none" if name == "gelu" else ""
+    operators = torch.ops.mkldnn._convolution_pointwise
+    if residual is None:
+        unary = operators.default
+        return lambda: unary(x, layer.packed, layer.bias_value, *moves, name, numbers, algorithm)
+    binary, fused = operators.binary, name in ("none", "relu")
+    then = (lambda y: y) if fused else _plain(epilogue.activation, epilogue.a, epilogue.b)
+    last = "relu" if name == "relu" else None
+    return lambda: then(binary(x, residual, layer.packed, layer.bias_value, *moves, "add", 1.0, last, [], ""))
+
+
+def _plain(activation: str, a: float, b: float) -> Callable[[Tensor], Tensor]:
+    return {
+        "none": lambda y: y,
+        "relu": torch.relu_,
+        "silu": lambda y: F.silu(y, inplace=True),
+        "hardswish": lambda y: F.hardswish(y, inplace=True),
+        "hardsigmoid": lambda y: F.hardsigmoid(y, inplace=True),
+        "clamp": lambda y: y.clamp_(a, b),
+        "gelu": F.gelu,
+        "leaky_relu": lambda y: F.leaky_relu(y, a, inplace=True),
+        "sigmoid": torch.sigmoid_,
+    }[activation]
+
+
+def _random(shape: tuple[int, ...]) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    dense = torch.randn(shape[0], *shape[2:], shape[1], generator=generator)
+    return dense.permute(0, 3, 1, 2)
+
+
+def _key(layer: Layer) -> str:
+    epilogue = layer.epilogue
+    parts = [f"compiled {problem_key(layer.problem, kept_weights=True)}"]
+    if layer.problem.activation != epilogue.activation:
+        parts.append(epilogue.activation)
+    if not layer.packed.is_mkldnn:
+        parts.append("against an unpacked weight")
+    return ", ".join(parts)
+
+
+def this_environment() -> Environment:
+    return Environment.of_cpu(native.instruction_set())
+
+

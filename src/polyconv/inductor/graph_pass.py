@@ -1,0 +1,96 @@
+"""The pass over Inductor's frozen graph that gives layers to polyconv's kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .choice import ONEDNN, Choice, Chooser, this_environment
+from .layer import Layer, layer_of, operator
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledLayer:
+    """What runs for one convolution of a compiled graph."""
+
+    text: str
+    """The layer in words."""
+    choice: Choice
+
+    def __str__(self) -> str:
+        times = ", ".join(f"{name} {1e3 * s:.3f} ms" for name, s in sorted(self.choice.seconds.items(), key=_second))
+        runs = "Inductor's oneDNN convolution" if self.choice.name == ONEDNN else self.choice.name
+        return f"{self.text}\n  runs {runs}: {self.choice.source}" + (f" ({times})" if times else "")
+
+
+def _second(item: tuple[str, float]) -> float:
+    return item[1]
+
+
+@dataclass(slots=True)
+class LayerPass:
+    """Replaces convolutions and their epilogues by ``polyconv_cpu::compiled_convolution`` where that is faster."""
+
+    layers: list[CompiledLayer] = field(default_factory=list)
+    """All convolutions that were considered, in the order of the graph."""
+
+    def __call__(self, graph: Graph) -> None:
+        gm = graph.owning_module
+        assert gm is not None
+        with _disable_current_modes(), torch.no_grad():
+            operator()
+            chooser = Chooser(this_environment(), sum(4 * value.numel() for value in _constants(gm, graph)))
+            for node in list(graph.nodes):
+                layer = layer_of(gm, node)  # after earlier layers were replaced: one may be the residual of this one
+                if layer is None:
+                    continue
+                choice = chooser.choose(layer)
+                self.layers.append(CompiledLayer(_in_words(layer), choice))
+                if choice.candidate is not None:
+                    _replace(gm, graph, layer, choice, len(self.layers))
+            chooser.save()
+        graph.eliminate_dead_code()
+
+
+def _replace(gm: GraphModule, graph: Graph, layer: Layer, choice: Choice, number: int) -> None:
+    assert choice.candidate is not None
+    weights, epilogue = layer.weights_for(choice.candidate), layer.epilogue
+    fake_mode = layer.x.meta["val"].fake_mode
+    with graph.inserting_before(epilogue.last):
+        constant = _constant(gm, graph, f"_polyconv_weights_{number}", weights)
+        arguments = (layer.x, constant, layer.bias, epilogue.residual, layer.numbers(choice.candidate))
+        call = graph.call_function(operator(), (*arguments, epilogue.a, epilogue.b))
+    call.meta.update(epilogue.last.meta)
+    with fake_mode:
+        call.meta["val"] = epilogue.last.meta["val"].to(memory_format=torch.channels_last)
+    epilogue.last.replace_all_uses_with(call)
+    graph.eliminate_dead_code()
+    packed = layer.node.args[1]
+    if isinstance(packed, Node) and not packed.users and isinstance(packed.target, str) and hasattr(gm, packed.target):
+        delattr(gm, packed.target)  # packed for oneDNN, and used no more
+
+
+def _constants(gm: GraphModule, graph: Graph) -> Iterator[Tensor]:
+    for node in graph.find_nodes(op="get_attr"):
+        value = getattr(gm, node.target, None)
+        if isinstance(value, Tensor):
+            yield value
+
+
+def _constant(gm: GraphModule, graph: Graph, name: str, value: Tensor) -> Node:
+    gm.register_buffer(name, value)
+    node = graph.get_attr(name)
+    node.meta["val"] = value
+    return node
+
+
+def _in_words(layer: Layer) -> str:
+    epilogue = layer.epilogue
+    fused = ["residual"] if epilogue.residual is not None else []
+    fused += [epilogue.activation] if epilogue.activation != "none" else []
+    return f"{layer.problem}" + (f" with {' and '.join(fused)}" if fused else "")

@@ -1,0 +1,164 @@
+"""A convolution of a frozen graph: its tensors, its geometry, and its call in a compiled graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from .. import settings
+from ..cpu import native
+from ..cpu.engines import depthwise
+from ..cpu.plan import CpuCandidate
+from ..problem import Activation, Pass, Problem, channels_last_strides
+from .epilogues import Epilogue, epilogue_of
+from .private import hint, needs_channels_last
+
+_DEPTHWISE = -1
+"""Number of the depthwise engine in ``csrc/cpu/bindings/compiled.cc``."""
+
+ONEDNN_NAMES = {
+    "none": "none",
+    "relu": "relu",
+    "silu": "swish",
+    "hardswish": "hardswish",
+    "hardsigmoid": "hardsigmoid",
+    "clamp": "hardtanh",
+    "gelu": "gelu",
+    "leaky_relu": "leaky_relu",
+    "sigmoid": "sigmoid",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A 2-D convolution in float32 with constant weights, and its epilogue."""
+
+    node: Node
+    x: Node
+    packed: Tensor
+    """The weight as the graph has it: packed for oneDNN, or plain."""
+    bias: Node | None
+    bias_value: Tensor | None
+    w: Tensor
+    """The plain weight."""
+    x_shape: tuple[int, int, int, int]
+    """Size of the input when the graph was traced."""
+    padding: tuple[int, int]
+    stride: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+    epilogue: Epilogue
+
+    @property
+    def problem(self) -> Problem:
+        """The forward pass in channels_last, as the planner describes it."""
+        h, w = self.padding
+        shape: tuple[int, ...] = tuple(self.w.shape)
+        asked = self.epilogue.activation
+        problem = Problem.make(
+            Pass.FPROP,
+            self.x_shape,
+            shape,
+            stride=self.stride,
+            padding=(h, h, w, w),
+            dilation=self.dilation,
+            groups=self.groups,
+            bias=self.bias is not None,
+            x_strides=channels_last_strides(self.x_shape),
+            residual=self.epilogue.residual is not None,
+            activation=asked if asked in list(Activation) else Activation.NONE,
+            tolerance=settings.current().tolerance,
+        )
+        return replace(problem, y_strides=channels_last_strides(problem.y_shape), frozen=True)
+
+    def numbers(self, chosen: CpuCandidate) -> list[int]:
+        """The layer as ``compiled_convolution`` takes it."""
+        h, w = self.padding
+        engine = _DEPTHWISE if chosen.engine == depthwise.NAME else native.plan_numbers(chosen.engine, 0)[0]
+        activation = native.facts()["activations"].index(self.epilogue.activation)
+        border = native.facts()["borders"].index("zeros")
+        sides = (h, h, w, w)
+        return [
+            *(engine, chosen.algorithm, *self.w.shape, *self.stride, *sides, *self.dilation),
+            *(self.groups, border, activation),
+        ]
+
+    def weights_for(self, chosen: CpuCandidate) -> Tensor:
+        """The weight in the layout of the chosen kernel."""
+        if chosen.engine == depthwise.NAME:
+            return self.w.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
+        problem = self.problem
+        x, y = (torch.empty_strided(*of, device="cpu") for of in (
+            (problem.x_shape, problem.x_strides),
+            (problem.y_shape, problem.y_strides),
+        ))
+        packed: Tensor = native.operator("transform_weights")(
+            x, self.w, y, native.geometry_numbers(problem), native.plan_numbers(chosen.engine, chosen.algorithm)
+        )
+        return packed
+
+
+def layer_of(gm: GraphModule, node: Node) -> Layer | None:
+    """The layer of a convolution that polyconv's kernels may take; None for others."""
+    mkldnn, aten = torch.ops.mkldnn, torch.ops.aten
+    if node.target is mkldnn._convolution_pointwise.default and node.args[7] == "none":
+        x, weight, bias, padding, stride, dilation, groups = node.args[:7]
+    elif node.target is aten.convolution.default and not node.args[6]:
+        x, weight, bias, stride, padding, dilation, _, _, groups = node.args
+    else:
+        return None
+    value, out = x.meta["val"], node.meta["val"]
+    if not isinstance(weight, Node) or weight.op != "get_attr" or value.dim() != 4 or value.dtype != torch.float32:
+        return None
+    if bias is not None and bias.op != "get_attr" or value.device.type != "cpu":
+        return None
+    packed = getattr(gm, weight.target)
+    dense = packed.to_dense() if packed.is_mkldnn else packed
+    dense = dense.detach().reshape(hint(out.shape[1]), -1, *dense.shape[-2:])
+    shape = tuple(hint(size) for size in value.shape)
+    return Layer(
+        node,
+        x,
+        packed,
+        bias,
+        None if bias is None else getattr(gm, bias.target).detach(),
+        dense,
+        shape,
+        tuple(padding),
+        tuple(stride),
+        tuple(dilation),
+        groups,
+        epilogue_of(node),
+    )
+
+
+@cache
+def operator() -> Any:
+    """``polyconv_cpu::compiled_convolution``, known to fake tensors and to Inductor."""
+    native.is_available()  # defines it
+    torch.library.register_fake("polyconv_cpu::compiled_convolution", _fake)
+    found = torch.ops.polyconv_cpu.compiled_convolution.default
+    needs_channels_last(found, (0, 3))
+    return found
+
+
+def _fake(
+    x: Tensor,
+    weights: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    layer: list[int],
+    activation_a: float = 0.0,
+    activation_b: float = 0.0,
+) -> Tensor:
+    outputs, _, taps_h, taps_w, sh, sw, top, bottom, left, right, dh, dw = layer[2:14]
+    height = (x.shape[2] + top + bottom - dh * (taps_h - 1) - 1) // sh + 1
+    width = (x.shape[3] + left + right - dw * (taps_w - 1) - 1) // sw + 1
+    return torch.empty(
+        (x.shape[0], outputs, height, width), dtype=x.dtype, device=x.device, memory_format=torch.channels_last
+    )

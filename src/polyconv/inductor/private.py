@@ -1,0 +1,122 @@
+"""Everything that polyconv uses of Inductor and Dynamo beyond their public interface.
+
+A version of torch that lacks one of these names, or has them with another meaning, makes the backend fall back to plain
+Inductor, with a warning that says so (:func:`missing`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+OLDEST = (2, 11)
+"""First version of torch whose Inductor was tested with the pass."""
+
+NHWC = [3, 0, 2, 1]
+"""Stride order of channels_last in Inductor's notation."""
+
+
+@cache
+def missing() -> str | None:
+    """Why the pass cannot run in this version of torch, or None."""
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version < OLDEST:
+        return f"torch {torch.__version__} is older than {OLDEST[0]}.{OLDEST[1]}"
+    try:
+        from torch._inductor import config, ir, lowering
+        from torch._inductor.compile_fx import compile_fx  # noqa: F401
+        from torch._inductor.custom_graph_pass import CustomGraphPass  # noqa: F401
+
+        names = (config.freezing, config.cpp_wrapper, config.post_grad_custom_pre_pass)
+        names += (ir.ExternKernel.require_stride_order, lowering.add_layout_constraint)
+    except (ImportError, AttributeError) as error:
+        return f"the Inductor of torch {torch.__version__} differs: {error}"
+    return None if torch.backends.mkldnn.is_available() else "this build of torch has no oneDNN"
+
+
+def compile_graph(gm: GraphModule, inputs: Sequence[Any], options: Mapping[str, Any]) -> Callable[..., Any]:
+    """Inductor on a graph of Dynamo's, with these settings of ``torch._inductor.config``."""
+    from torch._inductor.compile_fx import compile_fx
+
+    compiled: Callable[..., Any] = compile_fx(gm, list(inputs), config_patches=dict(options))
+    return compiled
+
+
+def frozen_options(graph_pass: Callable[[Graph], None]) -> dict[str, Any]:
+    """Settings for a frozen graph: weights are constants, calls are made by generated C++, and ``graph_pass`` sees the
+    graph after batch normalisation has been folded and weights have been packed for oneDNN."""
+    from torch._inductor import config
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    earlier = config.post_grad_custom_pre_pass
+
+    class Pass(CustomGraphPass):  # type: ignore[misc]
+        def __call__(self, graph: Graph) -> None:
+            if earlier is not None:
+                earlier(graph)
+            graph_pass(graph)
+
+        def uuid(self) -> None:
+            """No caching of the graph: the outcome depends on measurements."""
+
+    return {"freezing": True, "cpp_wrapper": True, "post_grad_custom_pre_pass": Pass()}
+
+
+def static_inputs(gm: GraphModule, inputs: Sequence[Any]) -> list[int]:
+    """Positions of the parameters and buffers among the inputs of a graph of Dynamo's."""
+    return [
+        position
+        for position, value in enumerate(inputs)
+        if isinstance(value, torch.Tensor) and getattr(value, "_dynamo_static_input_type", None)
+    ]
+
+
+def with_constants(gm: GraphModule, inputs: Sequence[Any], positions: Sequence[int]) -> GraphModule:
+    """A copy of a graph in which some inputs are attributes. Dynamo keeps using the original."""
+    result = GraphModule(gm, copy.deepcopy(gm.graph))
+    result.meta = dict(gm.meta)
+    result._param_name_to_source = dict(gm._param_name_to_source)  # type: ignore[assignment]
+    placeholders = result.graph.find_nodes(op="placeholder")
+    for old, new in zip(gm.graph.find_nodes(op="placeholder"), placeholders, strict=True):
+        new._dynamo_source = old._dynamo_source
+    for position in positions:
+        node, value, name = placeholders[position], inputs[position], f"_polyconv_constant_{position}"
+        if isinstance(value, torch.nn.Parameter):
+            result.register_parameter(name, value)
+        else:
+            result.register_buffer(name, value)
+        result._param_name_to_source[name] = node._dynamo_source  # type: ignore[index, operator]
+        with result.graph.inserting_before(node):
+            constant = result.graph.get_attr(name)
+        constant.meta.update(node.meta)
+        node.replace_all_uses_with(constant)
+        result.graph.erase_node(node)
+    result.recompile()
+    return result
+
+
+def needs_channels_last(operator: Any, positions: Sequence[int]) -> None:
+    """Make Inductor pass these arguments of an operator in channels_last."""
+    from torch._inductor import ir, lowering
+
+    def constrain(node: Node, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        passed = list(args)
+        for position in positions:
+            if position < len(passed) and passed[position] is not None:
+                passed[position] = ir.ExternKernel.require_stride_order(passed[position], NHWC)
+        return tuple(passed), kwargs
+
+    lowering.add_layout_constraint(operator, constrain)
+
+
+def hint(size: Any) -> int:
+    """A number for an extent that may be symbolic: the one that it had when the graph was traced."""
+    if isinstance(size, torch.SymInt):
+        known = size.node.hint
+        return int(known) if known is not None else 1
+    return int(size)
