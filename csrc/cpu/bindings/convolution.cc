@@ -79,12 +79,13 @@ void RunGroups(const Convolution& first, int groups, bool input_gradient, const 
 
 void ConvolveOp(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, const Tensor& y,
                 const std::vector<int64_t>& geometry_numbers, const std::vector<int64_t>& plan_numbers,
-                const std::optional<Tensor>& transformed, const std::optional<Tensor>& residual, int64_t activation) {
+                const std::optional<Tensor>& transformed, const std::optional<Tensor>& residual, int64_t activation,
+                double a, double b) {
   const Geometry geometry = ReadGeometry(geometry_numbers);
   const Plan plan = ReadPlan(plan_numbers);
   Convolution first = DescribeForward(x, w, y, geometry);
   if (bias.has_value()) first.bias = bias->const_data_ptr<float>();
-  first.epilogue = ReadEpilogue<float>(residual, activation, y);
+  first.epilogue = ReadEpilogue<float>(residual, activation, a, b, y);
   AdviseHugePages(first.y, static_cast<std::size_t>(y.numel()) * sizeof(float));
   const float* kept = transformed.has_value() ? transformed->const_data_ptr<float>() : nullptr;
   RunGroups(first, geometry.groups, false, plan, kept);
@@ -163,7 +164,7 @@ STABLE_TORCH_LIBRARY(polyconv_cpu, m) {
   m.def("transform_weights(Tensor x, Tensor w, Tensor y, int[] geometry, int[] plan) -> Tensor");
   m.def(
       "convolve(Tensor x, Tensor w, Tensor? bias, Tensor(a!) y, int[] geometry, int[] plan, Tensor? transformed, "
-      "Tensor? residual=None, int activation=0) -> ()");
+      "Tensor? residual=None, int activation=0, float activation_a=0, float activation_b=0) -> ()");
   m.def("input_gradient(Tensor dy, Tensor w, Tensor(a!) dx, int[] geometry, int[] plan) -> ()");
   m.def("longest_sum(int terms, int[] plan) -> int");
   m.def("hash(Tensor dense) -> int");

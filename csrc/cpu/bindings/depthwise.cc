@@ -54,12 +54,12 @@ DepthwiseCorrelation Describe(const Tensor& x, const Tensor& w, const Tensor& y,
 }
 
 void ForwardOp(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, const Tensor& y,
-               const std::vector<int64_t>& geometry_numbers, const std::optional<Tensor>& residual,
-               int64_t activation) {
+               const std::vector<int64_t>& geometry_numbers, const std::optional<Tensor>& residual, int64_t activation,
+               double a, double b) {
   const Geometry geometry = ReadGeometry(geometry_numbers);
   RequireDepthwise(x, w, y, geometry);
   DepthwiseCorrelation conv = Describe(x, w, y, geometry, &ForwardAxis);
-  conv.epilogue = ReadEpilogue<float>(residual, activation, y);
+  conv.epilogue = ReadEpilogue<float>(residual, activation, a, b, y);
   if (bias.has_value()) {
     conv.bias = bias->const_data_ptr<float>();
     conv.bias_step = bias->stride(0);
@@ -109,7 +109,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(polyconv_cpu, m) {
   // geometry: stride_h, stride_w, top, left, dilation_h, dilation_w, groups, border
   m.def(
       "depthwise_fprop(Tensor x, Tensor w, Tensor? bias, Tensor(a!) y, int[] geometry, "
-      "Tensor? residual=None, int activation=0) -> ()");
+      "Tensor? residual=None, int activation=0, float activation_a=0, float activation_b=0) -> ()");
   m.def("depthwise_dgrad(Tensor dy, Tensor w, Tensor(a!) dx, int[] geometry) -> ()");
   m.def("depthwise_longest_sum(int[] sizes, int[] geometry) -> int");
   m.def("depthwise_wgrad(Tensor x, Tensor dy, Tensor(a!) dw, Tensor(b!)? db, int[] geometry) -> ()");
