@@ -30,10 +30,11 @@ assert "polyconv.cpu._native" in sys.modules
 
 
 def test_every_name_has_a_number() -> None:
-    """The same names as Python has, in any order."""
+    """The same names as Python has, in any order; the kernels have more activations than ``polyconv.conv2d``."""
     facts = native.facts()
     assert sorted(facts["borders"]) == sorted(mode.value for mode in PaddingMode)
-    assert sorted(facts["activations"]) == sorted(activation.value for activation in Activation)
+    assert {activation.value for activation in Activation} <= set(facts["activations"])
+    assert len(set(facts["activations"])) == len(facts["activations"])
     assert set(facts["lanes"]) == {tile_lanes.NAME, channel_lanes.NAME}
 
 

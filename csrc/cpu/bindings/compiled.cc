@@ -39,7 +39,7 @@ int64_t Outputs(int64_t extent, int64_t before, int64_t after, int64_t taps, int
 // `weights` has the layout of transform_weights; for depthwise layers it is the weight with channels innermost.
 Tensor CompiledConvolutionOp(const Tensor& x, const Tensor& weights, const std::optional<Tensor>& bias,
                              const std::optional<Tensor>& residual, const std::vector<int64_t>& numbers,
-                             double, double) {
+                             double a, double b) {
   const Layer l = ReadLayer(numbers);
   Require(x.dim() == 4 && x.size(1) == l.inputs * l.groups, "the input does not fit the layer");
   const std::vector<int64_t> geometry = {l.stride_h,   l.stride_w,   l.top,    l.left,
@@ -49,7 +49,7 @@ Tensor CompiledConvolutionOp(const Tensor& x, const Tensor& weights, const std::
   const int64_t width = Outputs(x.size(3), l.left, l.right, l.taps_w, l.stride_w, l.dilation_w);
   Tensor y = torch::stable::empty({x.size(0), l.outputs, height, width}, x.scalar_type(), std::nullopt, x.device(),
                                   std::nullopt, torch::headeronly::MemoryFormat::ChannelsLast);
-  const Epilogue<float> epilogue = ReadEpilogue<float>(residual, l.activation, y);
+  const Epilogue<float> epilogue = ReadEpilogue<float>(residual, l.activation, a, b, y);
   if (l.engine == kDepthwise) {
     DepthwiseForward(x, weights, bias, y, geometry, epilogue);
     return y;

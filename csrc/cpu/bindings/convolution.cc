@@ -80,8 +80,9 @@ void RunGroups(const Convolution& first, int groups, bool input_gradient, const 
 
 void ConvolveOp(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, const Tensor& y,
                 const std::vector<int64_t>& geometry, const std::vector<int64_t>& plan,
-                const std::optional<Tensor>& transformed, const std::optional<Tensor>& residual, int64_t activation) {
-  ConvolveForward(x, w, bias, y, geometry, plan, transformed, ReadEpilogue<float>(residual, activation, y));
+                const std::optional<Tensor>& transformed, const std::optional<Tensor>& residual, int64_t activation,
+                double a, double b) {
+  ConvolveForward(x, w, bias, y, geometry, plan, transformed, ReadEpilogue<float>(residual, activation, a, b, y));
 }
 
 void InputGradientOp(const Tensor& dy, const Tensor& w, const Tensor& dx, const std::vector<int64_t>& geometry_numbers,
@@ -170,7 +171,7 @@ STABLE_TORCH_LIBRARY(polyconv_cpu, m) {
   m.def("transform_weights(Tensor x, Tensor w, Tensor y, int[] geometry, int[] plan) -> Tensor");
   m.def(
       "convolve(Tensor x, Tensor w, Tensor? bias, Tensor(a!) y, int[] geometry, int[] plan, Tensor? transformed, "
-      "Tensor? residual=None, int activation=0) -> ()");
+      "Tensor? residual=None, int activation=0, float activation_a=0, float activation_b=0) -> ()");
   m.def("input_gradient(Tensor dy, Tensor w, Tensor(a!) dx, int[] geometry, int[] plan) -> ()");
   m.def("longest_sum(int terms, int[] plan) -> int");
   m.def("hash(Tensor dense) -> int");

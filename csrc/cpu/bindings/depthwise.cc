@@ -55,8 +55,9 @@ DepthwiseCorrelation Describe(const Tensor& x, const Tensor& w, const Tensor& y,
 }
 
 void ForwardOp(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, const Tensor& y,
-               const std::vector<int64_t>& geometry, const std::optional<Tensor>& residual, int64_t activation) {
-  DepthwiseForward(x, w, bias, y, geometry, ReadEpilogue<float>(residual, activation, y));
+               const std::vector<int64_t>& geometry, const std::optional<Tensor>& residual, int64_t activation,
+               double a, double b) {
+  DepthwiseForward(x, w, bias, y, geometry, ReadEpilogue<float>(residual, activation, a, b, y));
 }
 
 void InputGradientOp(const Tensor& dy, const Tensor& w, const Tensor& dx,
@@ -114,7 +115,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(polyconv_cpu, m) {
   // geometry: stride_h, stride_w, top, left, dilation_h, dilation_w, groups, border
   m.def(
       "depthwise_fprop(Tensor x, Tensor w, Tensor? bias, Tensor(a!) y, int[] geometry, "
-      "Tensor? residual=None, int activation=0) -> ()");
+      "Tensor? residual=None, int activation=0, float activation_a=0, float activation_b=0) -> ()");
   m.def("depthwise_dgrad(Tensor dy, Tensor w, Tensor(a!) dx, int[] geometry) -> ()");
   m.def("depthwise_longest_sum(int[] sizes, int[] geometry) -> int");
   m.def("depthwise_wgrad(Tensor x, Tensor dy, Tensor(a!) dw, Tensor(b!)? db, int[] geometry) -> ()");

@@ -36,12 +36,13 @@ void WithElement(const Tensor& tensor, const Fn& fn) {
 }
 
 void ForwardOp(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, const Tensor& y,
-               const std::vector<int64_t>& geometry, const std::optional<Tensor>& residual, int64_t activation) {
+               const std::vector<int64_t>& geometry, const std::optional<Tensor>& residual, int64_t activation,
+               double a, double b) {
   const PlainShape shape = DescribePlain(x, w, y, bias, geometry);
   WithElement(x, [&]<class T>() {
     const T* start = bias.has_value() ? bias->const_data_ptr<T>() : nullptr;
     FindPlainKernels<T>(TheSet()).forward(shape, x.const_data_ptr<T>(), w.const_data_ptr<T>(), start,
-                                          ReadEpilogue<T>(residual, activation, y), y.mutable_data_ptr<T>(),
+                                          ReadEpilogue<T>(residual, activation, a, b, y), y.mutable_data_ptr<T>(),
                                           TheRuntime());
   });
 }
@@ -70,7 +71,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(polyconv_cpu, m) {
   // geometry: stride_h, stride_w, top, left, dilation_h, dilation_w, groups, border
   m.def(
       "plain_fprop(Tensor x, Tensor w, Tensor? bias, Tensor(a!) y, int[] geometry, "
-      "Tensor? residual=None, int activation=0) -> ()");
+      "Tensor? residual=None, int activation=0, float activation_a=0, float activation_b=0) -> ()");
   m.def("plain_dgrad(Tensor dy, Tensor w, Tensor(a!) dx, int[] geometry) -> ()");
   m.def("plain_wgrad(Tensor x, Tensor dy, Tensor(a!) dw, Tensor(b!)? db, int[] geometry) -> ()");
 }

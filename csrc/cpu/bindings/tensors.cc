@@ -64,20 +64,23 @@ const SchemeShape& SchemeAt(std::span<const SchemeShape> schemes, int64_t number
 }
 
 template <class T>
-Epilogue<T> ReadEpilogue(const std::optional<Tensor>& residual, int64_t activation, const Tensor& y) {
+Epilogue<T> ReadEpilogue(const std::optional<Tensor>& residual, int64_t activation, double a, double b,
+                         const Tensor& y) {
   Require(activation >= 0 && activation < static_cast<int64_t>(Activation::kCount), "no such activation");
-  const auto wanted = static_cast<Activation>(activation);
-  if (!residual.has_value()) return {nullptr, wanted};
+  const auto epilogue = [&](const T* added) {
+    return Epilogue<T>{added, static_cast<Activation>(activation), static_cast<T>(a), static_cast<T>(b)};
+  };
+  if (!residual.has_value()) return epilogue(nullptr);
   Require(residual->scalar_type() == y.scalar_type(), "element types of residual and output differ");
   Require(residual->dim() == y.dim(), "residual and output differ in size");
   for (int64_t i = 0; i < y.dim(); i++) {
     Require(residual->size(i) == y.size(i), "residual and output differ in size");
     Require(residual->stride(i) == y.stride(i) || y.size(i) <= 1, "residual and output differ in their strides");
   }
-  return {residual->const_data_ptr<T>(), wanted};
+  return epilogue(residual->const_data_ptr<T>());
 }
-template Epilogue<float> ReadEpilogue(const std::optional<Tensor>&, int64_t, const Tensor&);
-template Epilogue<double> ReadEpilogue(const std::optional<Tensor>&, int64_t, const Tensor&);
+template Epilogue<float> ReadEpilogue(const std::optional<Tensor>&, int64_t, double, double, const Tensor&);
+template Epilogue<double> ReadEpilogue(const std::optional<Tensor>&, int64_t, double, double, const Tensor&);
 
 ConvolutionShape ShapeOf(const Tensor& x, const Tensor& w, const Tensor& y, const Geometry& geometry) {
   Require(x.dim() == 4 && w.dim() == 4 && y.dim() == 4, "tensors have four dimensions");

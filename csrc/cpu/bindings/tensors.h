@@ -40,12 +40,13 @@ const SchemeShape& SchemeAt(std::span<const SchemeShape> schemes, int64_t number
 // kernels add and multiply these numbers without checks. `y` is the output or its gradient.
 void RequireCountable(const Tensor& x, const Tensor& w, const Tensor& y, const Geometry& geometry);
 
-// Epilogue of a forward operator. The residual must have the strides of `y`.
+// Epilogue of a forward operator, with the parameters of the activation. The residual must have the strides of `y`.
 template <class T>
-Epilogue<T> ReadEpilogue(const std::optional<Tensor>& residual, int64_t activation, const Tensor& y);
+Epilogue<T> ReadEpilogue(const std::optional<Tensor>& residual, int64_t activation, double a, double b,
+                         const Tensor& y);
 
-extern template Epilogue<float> ReadEpilogue(const std::optional<Tensor>&, int64_t, const Tensor&);
-extern template Epilogue<double> ReadEpilogue(const std::optional<Tensor>&, int64_t, const Tensor&);
+extern template Epilogue<float> ReadEpilogue(const std::optional<Tensor>&, int64_t, double, double, const Tensor&);
+extern template Epilogue<double> ReadEpilogue(const std::optional<Tensor>&, int64_t, double, double, const Tensor&);
 
 // Sizes and strides of a correlation from `x` to `y`. For an input gradient: from dy to dx.
 ConvolutionShape ShapeOf(const Tensor& x, const Tensor& w, const Tensor& y, const Geometry& geometry);

@@ -8,6 +8,8 @@
 
 #include <hwy/contrib/math/math-inl.h>
 
+#include <limits>
+
 #include "common/epilogue.h"
 #include "common/simd-inl.h"
 
@@ -15,56 +17,101 @@ HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
 
-// Like torch's: NaN and -0 pass, because neither is less than zero.
-HWY_INLINE Floats Relu(Floats v) {
-  return hn::IfThenZeroElse(hn::Lt(v, hn::Zero(kFloats)), v);
+// As torch's: NaN passes, and so does -0 if the bound is 0, because x86 returns the second operand in both cases.
+HWY_INLINE Floats Clamp(Floats v, Floats low, Floats high) {
+  return hn::Min(high, hn::Max(low, v));
 }
 
-// v / (1 + exp(-v)), within 2.5 ulp. Below -88.7 the exponential overflows and the result is -0, as in torch; the exact
-// value is below 3e-37 there. Highway's exponential is defined up to 104.
-HWY_INLINE Floats Silu(Floats v) {
-  const Floats exponential = hn::Exp(kFloats, hn::Min(hn::Neg(v), Broadcast(104.0f)));
-  return hn::Div(v, hn::Add(Broadcast(1.0f), exponential));
+// 1 + exp(-v), within 2 ulp. Infinite for v below -88.7, finite for NaN. Highway's exponential is defined up to 104.
+HWY_INLINE Floats OnePlusExp(Floats v) {
+  return hn::Add(Broadcast(1.0f), hn::Exp(kFloats, hn::Min(hn::Neg(v), Broadcast(104.0f))));
 }
+
+// v times the normal distribution's cumulative probability, which is (1 + erf(v / sqrt(2))) / 2. With d = |v|, its tail
+// is exp(-d^2 / 2) P(1 / (1 + 0.6 d / sqrt(2))). The polynomial P is a minimax fit of relative error 4e-8. In float the
+// probability is within 1.8e-7, and the tail within 6e-7 of itself down to v = -3 and 2e-6 down to v = -8.
+HWY_INLINE Floats Gelu(Floats v) {
+  constexpr float kTail[] = {0.03249789774417877f,  -0.15713098645210266f, 0.2770255208015442f, -0.16260959208011627f,
+                             -0.06678629666566849f, 0.031206319108605385f, 0.066436268389225f,  0.14106862246990204f,
+                             0.1690259426832199f,   0.16926632821559906f};
+  const Floats one = Broadcast(1.0f);
+  const Floats t = hn::Div(one, hn::MulAdd(hn::Abs(v), Broadcast(0.42426406871192851f), one));
+  Floats sum = hn::Zero(kFloats);
+  POLYCONV_UNROLL
+  for (const float coefficient : kTail) sum = hn::MulAdd(sum, t, Broadcast(coefficient));
+  const Floats tail = hn::Mul(hn::Mul(sum, t), hn::Exp(kFloats, hn::Mul(hn::Mul(v, v), Broadcast(-0.5f))));
+  return hn::Mul(v, hn::IfThenElse(hn::Lt(v, hn::Zero(kFloats)), tail, hn::Sub(one, tail)));
+}
+
+// Any activation, selected at run time. One copy per source: the branch and the call are cheap beside most of them.
+inline HWY_NOINLINE Floats ActivateAny(const Epilogue<float>& epilogue, Floats v) {
+  const Floats zero = hn::Zero(kFloats), three = Broadcast(3.0f), six = Broadcast(6.0f);
+  switch (epilogue.activation) {
+    case Activation::kSilu:
+      return hn::Div(v, OnePlusExp(v));
+    case Activation::kHardswish:
+      return hn::Div(hn::Mul(v, Clamp(hn::Add(v, three), zero, six)), six);
+    case Activation::kHardsigmoid:
+      return hn::Div(Clamp(hn::Add(v, three), zero, six), six);
+    case Activation::kGelu:
+      return Gelu(v);
+    case Activation::kGeluTanh: {
+      const Floats slope = hn::MulAdd(hn::Mul(v, v), Broadcast(static_cast<float>(kGeluCubic)),
+                                      Broadcast(static_cast<float>(kGeluLinear)));
+      return hn::Div(v, OnePlusExp(hn::Mul(v, slope)));
+    }
+    case Activation::kLeakyRelu:
+      return hn::IfThenElse(hn::Gt(v, zero), v, hn::Mul(v, Broadcast(epilogue.a)));
+    case Activation::kSigmoid:
+      return hn::IfThenElse(hn::IsNaN(v), v, hn::Div(Broadcast(1.0f), OnePlusExp(v)));
+    default:
+      return v;
+  }
+}
+
+// How a kernel is compiled for an activation. ReLU is a clamp to [0, infinity].
+enum class Activate { kNone, kClamp, kAny };
 
 // Applies residual and activation to a sum before it is stored. The residual has the layout of y, so the offset of an
 // element in y is its offset in the residual.
-template <Activation kActivation, bool kResidual>
+template <Activate kActivate, bool kResidual>
 struct Finisher {
   const float* y;
-  const float* residual;
+  const Epilogue<float>& epilogue;
+  float low, high;  // of a clamp
 
   // `target`: address in y of the vector.
   HWY_INLINE Floats Whole(Floats sum, const float* target) const {
-    if constexpr (kResidual) sum = hn::Add(sum, Load(residual + (target - y)));
-    return Activate(sum);
+    if constexpr (kResidual) sum = hn::Add(sum, Load(epilogue.residual + (target - y)));
+    return Activated(sum);
   }
 
   // Only the lanes [first, last) will be stored: no residual elements outside of them are read.
   HWY_INLINE Floats Between(Floats sum, const float* target, int first, int last) const {
-    if constexpr (kResidual) sum = hn::Add(sum, LoadBetween(residual + (target - y), first, last));
-    return Activate(sum);
+    if constexpr (kResidual) sum = hn::Add(sum, LoadBetween(epilogue.residual + (target - y), first, last));
+    return Activated(sum);
   }
 
   HWY_INLINE float One(float sum, const float* target) const {
-    if constexpr (kResidual) sum += residual[target - y];
-    return hn::GetLane(Activate(Broadcast(sum)));
+    if constexpr (kResidual) sum += epilogue.residual[target - y];
+    return hn::GetLane(Activated(Broadcast(sum)));
   }
 
  private:
-  static HWY_INLINE Floats Activate(Floats v) {
-    if constexpr (kActivation == Activation::kRelu) return Relu(v);
-    if constexpr (kActivation == Activation::kSilu) return Silu(v);
+  HWY_INLINE Floats Activated(Floats v) const {
+    if constexpr (kActivate == Activate::kClamp) return Clamp(v, Broadcast(low), Broadcast(high));
+    if constexpr (kActivate == Activate::kAny) return ActivateAny(epilogue, v);
     return v;
   }
 };
 
-template <Activation kActivation, class Fn>
-HWY_INLINE void WithActivation(const Epilogue<float>& epilogue, const float* y, const Fn& fn) {
+template <Activate kActivate, class Fn>
+HWY_INLINE void WithActivation(const Epilogue<float>& epilogue, const float* y, const Fn& fn, float low = 0,
+                               float high = 0) {
   if (epilogue.residual == nullptr) {
-    fn(Finisher<kActivation, false>{y, nullptr});
+    fn(Finisher<kActivate, false>{y, epilogue, low, high});
   } else {
-    fn(Finisher<kActivation, true>{y, epilogue.residual});
+    fn(Finisher<kActivate, true>{y, epilogue, low, high});
   }
 }
 
@@ -72,12 +119,14 @@ HWY_INLINE void WithActivation(const Epilogue<float>& epilogue, const float* y, 
 template <class Fn>
 HWY_INLINE void WithFinisher(const Epilogue<float>& epilogue, const float* y, const Fn& fn) {
   switch (epilogue.activation) {
+    case Activation::kNone:
+      return WithActivation<Activate::kNone>(epilogue, y, fn);
     case Activation::kRelu:
-      return WithActivation<Activation::kRelu>(epilogue, y, fn);
-    case Activation::kSilu:
-      return WithActivation<Activation::kSilu>(epilogue, y, fn);
+      return WithActivation<Activate::kClamp>(epilogue, y, fn, 0.0f, std::numeric_limits<float>::infinity());
+    case Activation::kClamp:
+      return WithActivation<Activate::kClamp>(epilogue, y, fn, epilogue.a, epilogue.b);
     default:
-      return WithActivation<Activation::kNone>(epilogue, y, fn);
+      return WithActivation<Activate::kAny>(epilogue, y, fn);
   }
 }
 

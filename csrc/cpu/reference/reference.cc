@@ -64,7 +64,8 @@ void FinishRow(const Epilogue<T>& epilogue, std::ptrdiff_t first, std::ptrdiff_t
   for (int j = 0; j < count; j++) {
     const std::ptrdiff_t at = first + j * step;
     const double sum = epilogue.residual == nullptr ? sums[j] : sums[j] + static_cast<double>(epilogue.residual[at]);
-    y[at] = static_cast<T>(Activated(epilogue.activation, sum));
+    const double a = static_cast<double>(epilogue.a), b = static_cast<double>(epilogue.b);
+    y[at] = static_cast<T>(Activated(epilogue.activation, a, b, sum));
   }
 }
 
@@ -226,7 +227,7 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 
-// SiLU in double is the only call of exp. glibc 2.29 added a new version of the symbol (without errno). Bind to the old
+// The activations in double are the only calls of exp. glibc 2.29 added a new version of the symbol (without errno). Bind to the old
 // one, because torch supports glibc from 2.28 on: see common/glibc.cc.
 #if defined(__x86_64__) && defined(__GLIBC__)
 __asm__(".symver exp,exp@GLIBC_2.2.5");
