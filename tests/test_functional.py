@@ -59,7 +59,7 @@ def test_any_geometry(case: Case) -> None:
 def test_any_geometry_that_torch_has(case: Case) -> None:
     """Against torch's own module, which shares no code with polyconv, argument handling included."""
     x, w, bias = case.tensors()
-    # One number for both axes as an int: with (1,) nn.Conv2d(padding="same", padding_mode="reflect") pads one axis only.
+    # One number for both axes as an int: given (1,), nn.Conv2d(padding="same", padding_mode="reflect") pads one axis.
     kwargs = {k: v if not isinstance(v, list) else v[0] if len(v) == 1 else tuple(v) for k, v in case.kwargs.items()}
     conv = torch.nn.Conv2d(w.shape[1] * kwargs["groups"], w.shape[0], w.shape[2:], bias=case.bias, **kwargs).double()
     with torch.no_grad():

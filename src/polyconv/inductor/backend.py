@@ -1,15 +1,16 @@
 """The backend that ``torch.compile(model, backend="polyconv")`` finds by its entry point.
 
-Without gradients a graph is compiled with its parameters as constants. Inductor checks no constants; here each call
-compares the parameters with those that were compiled, so a loaded state dict or a moved parameter compiles again.
+Without gradients a graph is compiled with its parameters as constants. Inductor's own freezing does not notice when
+they change; here each call compares the parameters with those that were compiled, and compiles again after a change.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter, is_
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,66 +19,126 @@ from torch.fx import GraphModule
 from ..cpu import native
 from ..runtime.warn_once import warn_once
 from . import private
+from .choice import Outcomes, outcomes_here
 from .graph_pass import CompiledLayer, LayerPass
+from .swap import swapped
 
-_version = attrgetter("_version")
+MOST_TIMES = 3
+"""Compilations of one graph for changed parameters, before it is compiled without constant parameters."""
 
 
 def polyconv(
     gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Compile a graph of Dynamo's. ``options``: settings of ``torch._inductor.config``, as for Inductor."""
+    """Compile a graph of Dynamo's. ``mode`` and ``options`` as for Inductor."""
     settings = dict(options or {})
     if mode not in (None, "default"):
-        settings = {**torch._inductor.list_mode_options(mode), **settings}
+        settings = {**private.mode_options(mode), **settings}
     reason = private.missing() or native.why_absent()
     if reason is not None:
         warn_once(f'torch.compile(backend="polyconv") compiles with Inductor alone: {reason}')
+    on_cpu = all(value.device.type == "cpu" for value in example_inputs if isinstance(value, Tensor))
+    if reason is not None or not on_cpu:
         return private.compile_graph(gm, example_inputs, settings)
-    if torch.is_grad_enabled() or not _is_on_cpu(example_inputs):
-        return private.compile_graph(gm, example_inputs, settings)
-    return FrozenGraph(gm, example_inputs, settings)
-
-
-def _is_on_cpu(inputs: Sequence[Any]) -> bool:
-    return all(value.device.type == "cpu" for value in inputs if isinstance(value, Tensor))
+    outcomes, training = outcomes_here(), torch.is_grad_enabled()
+    try:
+        gm, layers = swapped(gm, outcomes, training=training)
+        if training:
+            return _noted(private.compile_graph(gm, example_inputs, settings), layers)
+        return FrozenGraph(gm, example_inputs, settings, outcomes, layers)
+    finally:
+        outcomes.save()
 
 
 class FrozenGraph:
     """A compiled graph with its parameters as constants, compiled again when they change."""
 
-    def __init__(self, gm: GraphModule, inputs: Sequence[Any], options: Mapping[str, Any]) -> None:
-        self._gm = gm
-        self._options = options
-        self._static = private.static_inputs(gm, inputs)
-        self._others = [position for position in range(len(inputs)) if position not in set(self._static)]
-        self._freeze(inputs)
-
-    def _freeze(self, inputs: Sequence[Any]) -> None:
-        self._constants = [inputs[position] for position in self._static]
-        self._versions = self._now(self._constants)
-        self._pass = LayerPass()
-        constant = private.with_constants(self._gm, inputs, self._static)
-        options = {**private.frozen_options(self._pass), **self._options}
-        self._compiled = private.compile_graph(constant, [inputs[position] for position in self._others], options)
-
-    @property
-    def layers(self) -> Sequence[CompiledLayer]:
-        """What runs for each convolution."""
-        return self._pass.layers
+    def __init__(
+        self,
+        gm: GraphModule,
+        inputs: Sequence[Any],
+        options: Mapping[str, Any],
+        outcomes: Outcomes,
+        layers: Sequence[CompiledLayer] = (),
+    ) -> None:
+        self._gm, self._options, self._outcomes, self._layers = gm, options, outcomes, layers
+        self._static = private.static_inputs(inputs)
+        static = set(self._static)
+        self._others = [position for position in range(len(inputs)) if position not in static]
+        self._lock = threading.Lock()
+        self._times = 0
+        self._changing: Callable[..., Any] | None = None
+        """The graph without constant parameters, if they change too often."""
+        self._frozen = self._freeze(inputs)
 
     def __call__(self, *inputs: Any) -> Any:
-        constants = [inputs[position] for position in self._static]
-        if not all(map(is_, constants, self._constants)) or self._now(constants) != self._versions:
-            self._freeze(inputs)
+        if self._changing is not None:
+            return self._changing(*inputs)
+        frozen = self._frozen
+        if not frozen.holds([inputs[position] for position in self._static]):
+            return self._again(inputs)
         for listener in _listeners:
-            listener.extend(self.layers)
-        return self._compiled(*(inputs[position] for position in self._others))
+            listener.extend(frozen.layers)
+        return frozen.compiled(*(inputs[position] for position in self._others))
 
-    @staticmethod
-    def _now(constants: Sequence[Tensor]) -> list[int]:
-        """Versions of the constants; inference tensors have none."""
+    def _freeze(self, inputs: Sequence[Any]) -> _Frozen:
+        constants = [inputs[position] for position in self._static]
+        versions, layer_pass = _versions(constants), LayerPass(self._outcomes)
+        gm = private.with_constants(self._gm, inputs, self._static)
+        options = {**private.frozen_options(layer_pass), **self._options}
+        compiled = private.compile_graph(gm, [inputs[position] for position in self._others], options)
+        self._times += 1
+        return _Frozen(constants, versions, compiled, [*self._layers, *layer_pass.layers])
+
+    def _again(self, inputs: Sequence[Any]) -> Any:
+        """Compile for changed parameters, and run."""
+        with self._lock:
+            if not self._frozen.holds([inputs[position] for position in self._static]) and self._changing is None:
+                if self._times < MOST_TIMES:
+                    self._frozen = self._freeze(inputs)
+                else:
+                    warn_once(
+                        f'the parameters of a model compiled with backend="polyconv" have changed {self._times} times '
+                        "since it was compiled. Inductor now compiles it without constant parameters, which is slower "
+                        "to run. Compile after the last change to keep polyconv's kernels"
+                    )
+                    self._changing = private.compile_graph(self._gm, inputs, self._options)
+        return self(*inputs)
+
+
+class _Frozen(NamedTuple):
+    """A compiled graph and the parameters that it was compiled with."""
+
+    constants: list[Tensor]
+    versions: list[int]
+    compiled: Callable[..., Any]
+    layers: Sequence[CompiledLayer]
+
+    def holds(self, constants: list[Tensor]) -> bool:
+        """True if these are the same tensors, unchanged."""
+        return all(map(is_, constants, self.constants)) and _versions(constants) == self.versions
+
+
+def _versions(constants: list[Tensor]) -> list[int]:
+    """Versions of tensors, which every write in place moves. Inference tensors have none."""
+    try:
+        return list(map(_VERSION, constants))
+    except RuntimeError:
         return [0 if value.is_inference() else value._version for value in constants]
+
+
+_VERSION = attrgetter("_version")
+
+
+def _noted(compiled: Callable[..., Any], layers: Sequence[CompiledLayer]) -> Callable[..., Any]:
+    """A compiled training graph that shows its layers to :func:`layers_that_run`."""
+
+    def call(*inputs: Any) -> Any:
+        for listener in _listeners:
+            listener.extend(layers)
+        return compiled(*inputs)
+
+    return call
 
 
 _listeners: list[list[CompiledLayer]] = []

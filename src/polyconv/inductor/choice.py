@@ -1,7 +1,7 @@
 """The kernel of each layer: polyconv's candidates against Inductor's own call, timed when the graph is compiled.
 
-Both sides compute the whole layer, epilogue included, on channels_last tensors with packed weights. Outcomes are kept in
-the default tuning file, so the next compilation of the same layer on the same machine times nothing.
+Both sides compute the whole layer, epilogue included, on channels_last tensors with packed weights. The default tuning
+file keeps the outcomes, so the next compilation of the same layer on the same machine times nothing.
 """
 
 from __future__ import annotations
@@ -51,14 +51,36 @@ class Choice:
 
 
 @dataclass(slots=True)
+class Outcomes:
+    """Measured choices on this machine: those of tuning files, and new ones."""
+
+    environment: Environment
+    measured: dict[str, Entry] = field(default_factory=dict)
+    """New outcomes, by key."""
+
+    def find(self, key: str) -> tuple[Entry | None, str]:
+        """The outcome for a key, and its source in words; None if it has not been measured."""
+        if key not in self.measured and (found := tuning_lookup.find(key, self.environment)) is not None:
+            return found.entry, f"measured earlier, in {found.path.name}"
+        return self.measured.get(key), "measured"
+
+    def save(self) -> None:
+        """Add new outcomes to the default tuning file."""
+        if not self.measured or settings.current().cache_dir is None or settings.current().tuning_file == ():
+            return
+        try:
+            update(tuning_lookup.default_file(), Tuning.of(self.environment, self.measured))
+        except (TuningError, OSError) as error:
+            warn_once(f"the outcomes of autotuning are not kept: {error}")
+
+
+@dataclass(slots=True)
 class Chooser:
     """Chooses kernels for the layers of one graph."""
 
-    environment: Environment
+    outcomes: Outcomes
     weight_bytes: int
     """Size of all weights of the graph."""
-    measured: dict[str, Entry] = field(default_factory=dict)
-    """New outcomes, by key."""
 
     def choose(self, layer: Layer) -> Choice:
         able = {one.name: one for one in _candidates(layer)}
@@ -69,23 +91,11 @@ class Chooser:
             name = plan.chosen.name if plan.chosen.name in able else ONEDNN
             return Choice(name, able.get(name), {}, "cost model, because PyTorch is in deterministic mode")
         key = _key(layer)
-        entry = self.measured.get(key)
-        source = "measured"
-        if entry is None and (found := tuning_lookup.find(key, self.environment)) is not None:
-            entry, source = found.entry, f"measured, {found.path}"
+        entry, source = self.outcomes.find(key)
         if entry is None or (entry.choice != ONEDNN and entry.choice not in able):
-            entry = self.measured[key] = self._trials(layer, able)
-            source = "measured"
+            entry, source = self._trials(layer, able), "measured"
+            self.outcomes.measured[key] = entry
         return Choice(entry.choice, able.get(entry.choice), dict(entry.seconds), source)
-
-    def save(self) -> None:
-        """Add new outcomes to the default tuning file."""
-        if not self.measured or settings.current().cache_dir is None or settings.current().tuning_file == ():
-            return
-        try:
-            update(tuning_lookup.default_file(), Tuning.of(self.environment, self.measured))
-        except (TuningError, OSError) as error:
-            warn_once(f"the outcomes of autotuning are not kept: {error}")
 
     def _trials(self, layer: Layer, able: dict[str, CpuCandidate]) -> Entry:
         calls = _calls(layer, able)
@@ -149,22 +159,25 @@ def _calls(layer: Layer, able: dict[str, CpuCandidate]) -> dict[str, Callable[[]
 
 def _onednn(layer: Layer, x: Tensor, residual: Tensor | None) -> Callable[[], Any]:
     """Inductor's call: oneDNN's packed convolution with the epilogue as far as Inductor fuses it."""
-    epilogue, scalars = layer.epilogue, {"clamp": [layer.epilogue.a, layer.epilogue.b], "leaky_relu": [layer.epilogue.a]}
-    if not layer.packed.is_mkldnn:
-        then = _plain(epilogue.activation, epilogue.a, epilogue.b)
-        w, moves = layer.packed, (layer.stride, layer.padding, layer.dilation, layer.groups)
-        return lambda: then(F.conv2d(x, w, layer.bias_value, *moves).add_(0.0 if residual is None else residual))
-    name, numbers = ONEDNN_NAMES[epilogue.activation], scalars.get(epilogue.activation, [])
-    moves = (list(layer.padding), list(layer.stride), list(layer.dilation), layer.groups)
-    algorithm = "none" if name == "gelu" else ""
-    operators = torch.ops.mkldnn._convolution_pointwise
+    activation, a, b = layer.epilogue.activation, layer.epilogue.a, layer.epilogue.b
+    then, w, bias = _plain(activation, a, b), layer.packed, layer.bias_value
+    if not w.is_mkldnn:
+        plain = torch.ops.aten.convolution.default
+        moves: tuple[Any, ...] = (layer.stride, layer.padding, layer.dilation, False, (0, 0), layer.groups)
+        return lambda: then(plain(x, w, bias, *moves).add_(0.0 if residual is None else residual))
+    operators, moves = (
+        torch.ops.mkldnn._convolution_pointwise,
+        (layer.padding, layer.stride, layer.dilation, layer.groups),
+    )
+    name = ONEDNN_NAMES[activation]
     if residual is None:
-        unary = operators.default
-        return lambda: unary(x, layer.packed, layer.bias_value, *moves, name, numbers, algorithm)
-    binary, fused = operators.binary, name in ("none", "relu")
-    then = (lambda y: y) if fused else _plain(epilogue.activation, epilogue.a, epilogue.b)
-    last = "relu" if name == "relu" else None
-    return lambda: then(binary(x, residual, layer.packed, layer.bias_value, *moves, "add", 1.0, last, [], ""))
+        numbers = {"clamp": [a, b], "leaky_relu": [a]}.get(activation, [])
+        algorithm = "none" if activation == "gelu" else ""
+        return lambda: operators.default(x, w, bias, *moves, name, numbers, algorithm)
+    if activation in ("none", "relu"):
+        last = name if activation == "relu" else None
+        return lambda: operators.binary(x, residual, w, bias, *moves, "add", 1.0, last, [], "")
+    return lambda: then(operators.binary(x, residual, w, bias, *moves, "add", 1.0, None, [], ""))
 
 
 def _plain(activation: str, a: float, b: float) -> Callable[[Tensor], Tensor]:
@@ -197,7 +210,6 @@ def _key(layer: Layer) -> str:
     return ", ".join(parts)
 
 
-def this_environment() -> Environment:
-    return Environment.of_cpu(native.instruction_set())
-
-
+def outcomes_here() -> Outcomes:
+    """Outcomes for this processor and number of threads."""
+    return Outcomes(Environment.of_cpu(native.instruction_set()))

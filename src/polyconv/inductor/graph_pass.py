@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .choice import ONEDNN, Choice, Chooser, this_environment
+from .choice import ONEDNN, Choice, Chooser, Outcomes
 from .layer import Layer, layer_of, operator
 
 
@@ -36,6 +36,7 @@ def _second(item: tuple[str, float]) -> float:
 class LayerPass:
     """Replaces convolutions and their epilogues by ``polyconv_cpu::compiled_convolution`` where that is faster."""
 
+    outcomes: Outcomes
     layers: list[CompiledLayer] = field(default_factory=list)
     """All convolutions that were considered, in the order of the graph."""
 
@@ -44,7 +45,7 @@ class LayerPass:
         assert gm is not None
         with _disable_current_modes(), torch.no_grad():
             operator()
-            chooser = Chooser(this_environment(), sum(4 * value.numel() for value in _constants(gm, graph)))
+            chooser = Chooser(self.outcomes, sum(4 * value.numel() for value in _constants(gm, graph)))
             for node in list(graph.nodes):
                 layer = layer_of(gm, node)  # after earlier layers were replaced: one may be the residual of this one
                 if layer is None:
@@ -53,7 +54,6 @@ class LayerPass:
                 self.layers.append(CompiledLayer(_in_words(layer), choice))
                 if choice.candidate is not None:
                     _replace(gm, graph, layer, choice, len(self.layers))
-            chooser.save()
         graph.eliminate_dead_code()
 
 

@@ -46,11 +46,11 @@ class Layer:
     bias_value: Tensor | None
     w: Tensor
     """The plain weight."""
-    x_shape: tuple[int, int, int, int]
+    x_shape: tuple[int, ...]
     """Size of the input when the graph was traced."""
-    padding: tuple[int, int]
-    stride: tuple[int, int]
-    dilation: tuple[int, int]
+    padding: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
     groups: int
     epilogue: Epilogue
 
@@ -93,10 +93,13 @@ class Layer:
         if chosen.engine == depthwise.NAME:
             return self.w.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
         problem = self.problem
-        x, y = (torch.empty_strided(*of, device="cpu") for of in (
-            (problem.x_shape, problem.x_strides),
-            (problem.y_shape, problem.y_strides),
-        ))
+        x, y = (
+            torch.empty_strided(*of, device="cpu")
+            for of in (
+                (problem.x_shape, problem.x_strides),
+                (problem.y_shape, problem.y_strides),
+            )
+        )
         packed: Tensor = native.operator("transform_weights")(
             x, self.w, y, native.geometry_numbers(problem), native.plan_numbers(chosen.engine, chosen.algorithm)
         )
@@ -105,35 +108,32 @@ class Layer:
 
 def layer_of(gm: GraphModule, node: Node) -> Layer | None:
     """The layer of a convolution that polyconv's kernels may take; None for others."""
-    mkldnn, aten = torch.ops.mkldnn, torch.ops.aten
-    if node.target is mkldnn._convolution_pointwise.default and node.args[7] == "none":
-        x, weight, bias, padding, stride, dilation, groups = node.args[:7]
-    elif node.target is aten.convolution.default and not node.args[6]:
-        x, weight, bias, stride, padding, dilation, _, _, groups = node.args
+    arguments: tuple[Any, ...] = node.args
+    if node.target is torch.ops.mkldnn._convolution_pointwise.default and arguments[7] == "none":
+        x, weight, bias, padding, stride, dilation, groups = arguments[:7]
+    elif node.target is torch.ops.aten.convolution.default and not arguments[6]:
+        x, weight, bias, stride, padding, dilation, _, _, groups = arguments
     else:
         return None
     value, out = x.meta["val"], node.meta["val"]
-    if not isinstance(weight, Node) or weight.op != "get_attr" or value.dim() != 4 or value.dtype != torch.float32:
-        return None
-    if bias is not None and bias.op != "get_attr" or value.device.type != "cpu":
+    constant = weight.op == "get_attr" and (bias is None or bias.op == "get_attr")
+    if not constant or value.dim() != 4 or value.dtype != torch.float32 or value.device.type != "cpu":
         return None
     packed = getattr(gm, weight.target)
     dense = packed.to_dense() if packed.is_mkldnn else packed
-    dense = dense.detach().reshape(hint(out.shape[1]), -1, *dense.shape[-2:])
-    shape = tuple(hint(size) for size in value.shape)
     return Layer(
-        node,
-        x,
-        packed,
-        bias,
-        None if bias is None else getattr(gm, bias.target).detach(),
-        dense,
-        shape,
-        tuple(padding),
-        tuple(stride),
-        tuple(dilation),
-        groups,
-        epilogue_of(node),
+        node=node,
+        x=x,
+        packed=packed,
+        bias=bias,
+        bias_value=None if bias is None else getattr(gm, bias.target).detach(),
+        w=dense.detach().reshape(hint(out.shape[1]), -1, *dense.shape[-2:]),
+        x_shape=tuple(map(hint, value.shape)),
+        padding=tuple(padding),
+        stride=tuple(stride),
+        dilation=tuple(dilation),
+        groups=groups,
+        epilogue=epilogue_of(node),
     )
 
 

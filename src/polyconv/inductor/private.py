@@ -32,8 +32,8 @@ def missing() -> str | None:
         from torch._inductor.compile_fx import compile_fx  # noqa: F401
         from torch._inductor.custom_graph_pass import CustomGraphPass  # noqa: F401
 
-        names = (config.freezing, config.cpp_wrapper, config.post_grad_custom_pre_pass)
-        names += (ir.ExternKernel.require_stride_order, lowering.add_layout_constraint)
+        _ = config.freezing, config.cpp_wrapper, config.post_grad_custom_pre_pass
+        _ = ir.ExternKernel.require_stride_order, lowering.make_fallback
     except (ImportError, AttributeError) as error:
         return f"the Inductor of torch {torch.__version__} differs: {error}"
     return None if torch.backends.mkldnn.is_available() else "this build of torch has no oneDNN"
@@ -43,8 +43,16 @@ def compile_graph(gm: GraphModule, inputs: Sequence[Any], options: Mapping[str, 
     """Inductor on a graph of Dynamo's, with these settings of ``torch._inductor.config``."""
     from torch._inductor.compile_fx import compile_fx
 
-    compiled: Callable[..., Any] = compile_fx(gm, list(inputs), config_patches=dict(options))
-    return compiled
+    compiled: Any = compile_fx(gm, list(inputs), config_patches=dict(options))
+    return compiled  # type: ignore[no-any-return]
+
+
+def mode_options(mode: str | None) -> dict[str, Any]:
+    """Settings of a mode of ``torch.compile``."""
+    from torch._inductor import list_mode_options
+
+    found: dict[str, Any] = list_mode_options(mode)
+    return found
 
 
 def frozen_options(graph_pass: Callable[[Graph], None]) -> dict[str, Any]:
@@ -53,13 +61,13 @@ def frozen_options(graph_pass: Callable[[Graph], None]) -> dict[str, Any]:
     from torch._inductor import config
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
-    earlier = config.post_grad_custom_pre_pass
+    set_by_user: Any = config.post_grad_custom_pre_pass
+    earlier = set_by_user if isinstance(set_by_user, (list, tuple)) else [set_by_user] if set_by_user else []
 
-    class Pass(CustomGraphPass):  # type: ignore[misc]
+    class Pass(CustomGraphPass):
         def __call__(self, graph: Graph) -> None:
-            if earlier is not None:
-                earlier(graph)
-            graph_pass(graph)
+            for each in (*earlier, graph_pass):
+                each(graph)
 
         def uuid(self) -> None:
             """No caching of the graph: the outcome depends on measurements."""
@@ -67,7 +75,7 @@ def frozen_options(graph_pass: Callable[[Graph], None]) -> dict[str, Any]:
     return {"freezing": True, "cpp_wrapper": True, "post_grad_custom_pre_pass": Pass()}
 
 
-def static_inputs(gm: GraphModule, inputs: Sequence[Any]) -> list[int]:
+def static_inputs(inputs: Sequence[Any]) -> list[int]:
     """Positions of the parameters and buffers among the inputs of a graph of Dynamo's."""
     return [
         position
@@ -76,14 +84,22 @@ def static_inputs(gm: GraphModule, inputs: Sequence[Any]) -> list[int]:
     ]
 
 
-def with_constants(gm: GraphModule, inputs: Sequence[Any], positions: Sequence[int]) -> GraphModule:
-    """A copy of a graph in which some inputs are attributes. Dynamo keeps using the original."""
+def copied(gm: GraphModule) -> GraphModule:
+    """A copy of a graph of Dynamo's, which keeps using the original. Parameters are shared."""
     result = GraphModule(gm, copy.deepcopy(gm.graph))
     result.meta = dict(gm.meta)
-    result._param_name_to_source = dict(gm._param_name_to_source)  # type: ignore[assignment]
+    result._param_name_to_source = dict(gm._param_name_to_source)  # type: ignore[assignment, arg-type]
+    for old, new in zip(gm.graph.nodes, result.graph.nodes, strict=True):
+        new.meta = old.meta
+        if old.op == "placeholder":
+            new._dynamo_source = old._dynamo_source
+    return result
+
+
+def with_constants(gm: GraphModule, inputs: Sequence[Any], positions: Sequence[int]) -> GraphModule:
+    """A copy of a graph of Dynamo's in which some inputs are attributes."""
+    result = copied(gm)
     placeholders = result.graph.find_nodes(op="placeholder")
-    for old, new in zip(gm.graph.find_nodes(op="placeholder"), placeholders, strict=True):
-        new._dynamo_source = old._dynamo_source
     for position in positions:
         node, value, name = placeholders[position], inputs[position], f"_polyconv_constant_{position}"
         if isinstance(value, torch.nn.Parameter):
@@ -111,7 +127,8 @@ def needs_channels_last(operator: Any, positions: Sequence[int]) -> None:
                 passed[position] = ir.ExternKernel.require_stride_order(passed[position], NHWC)
         return tuple(passed), kwargs
 
-    lowering.add_layout_constraint(operator, constrain)
+    # Without this Inductor would declare the operator itself, and pass the strides of the traced graph.
+    lowering.make_fallback(operator, layout_constraint=constrain, warn=False)
 
 
 def hint(size: Any) -> int:

@@ -84,6 +84,7 @@ def explain(target: Callable[..., Any], *inputs: Any, device: Device | None = No
         explain(module, (8, 32, 512, 512))  # the shape of the input is enough
         explain(module, (8, 32, 512, 512), device="cuda")  # as if module and input were on that device
         explain(module, (8, 32, 512, 512), device="v100")  # as if on a GPU of that kind; none is needed
+        explain(torch.compile(module, backend="polyconv"), x)  # the layers of its graphs, which are compiled and run
         explain(polyconv.conv2d, x, w, padding=1)  # a call
         explain(polyconv.conv2d, (8, 32, 512, 512), (64, 32, 5, 9), padding=2, device="t4")  # shapes do here, too
 
@@ -95,10 +96,24 @@ def explain(target: Callable[..., Any], *inputs: Any, device: Device | None = No
         device: plan for this device instead of the tensors' own: ``"cuda"``, for a model that is still on the CPU; or a
             GPU that need not be present, by its name in :data:`polyconv.cuda.planner.DEVICES` or its description.
     """
+    if hasattr(target, "_torchdynamo_orig_callable") or hasattr(target, "_orig_mod"):
+        return Explanation(tuple(_compiled_layers(target, inputs, kwargs)))
     calls = _recorded(target, inputs, kwargs)
     # Outside the fake mode: a backend may query its real device.
     asked = None if device is None else _device(device)
     return Explanation(tuple(_explain_call(call, asked or call.device) for call in calls))
+
+
+def _compiled_layers(
+    target: Callable[..., Any], inputs: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[ConvExplanation]:
+    """The layers of compiled graphs that run in a call without gradients."""
+    from ..inductor.backend import layers_that_run  # lazy import: of Inductor
+
+    with layers_that_run() as layers, torch.no_grad():
+        target(*inputs, **kwargs)
+    for number, layer in enumerate(layers, 1):
+        yield ConvExplanation(f"layer {number} of {len(layers)}", (), str(layer))
 
 
 def problems_of(target: Callable[..., Any], *inputs: Any, **kwargs: Any) -> tuple[Problem, ...]:

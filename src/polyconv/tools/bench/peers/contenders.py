@@ -29,7 +29,8 @@ from ..model_zoo import Network
 
 EAGER, EAGER_CHANNELS_LAST = "eager", "eager channels_last"
 REPLACE, REPLACE_CHANNELS_LAST, OPTIMIZE = "polyconv.replace", "replace channels_last", "polyconv.optimize"
-OURS = (REPLACE, REPLACE_CHANNELS_LAST, OPTIMIZE)
+BACKEND = "compile, backend polyconv"
+OURS = (REPLACE, REPLACE_CHANNELS_LAST, OPTIMIZE, BACKEND)
 EXPORTED = (Peer.ONNXRUNTIME, Peer.OPENVINO)
 """Peers that read the exported network."""
 NETWORK, INPUT, ONNX = "network.pickle", "input.pt", "network.onnx"
@@ -124,12 +125,16 @@ def eager(
 
 def _compiled(module: nn.Module, x: Tensor, case: Case) -> Ready:
     """``torch.compile``, in inference with frozen weights, which Inductor then folds and prepacks."""
-    training = case.mode is Mode.TRAINING
     config: Any = import_module("torch._inductor.config")
-    config.freezing = not training
+    config.freezing = case.mode is not Mode.TRAINING
+    return _compiled_by("inductor", module, x, case)
+
+
+def _compiled_by(backend: str, module: nn.Module, x: Tensor, case: Case) -> Ready:
     module, x = prepared(module, x, case)
     # Not inference mode, for which freezing is not documented.
-    return _called(module, x, case.mode, torch.compile(module), torch.enable_grad if training else torch.no_grad)
+    within = torch.enable_grad if case.mode is Mode.TRAINING else torch.no_grad
+    return _called(module, x, case.mode, torch.compile(module, backend=backend), within)
 
 
 def _called(
@@ -213,4 +218,5 @@ _BUILDERS: dict[str, Callable[[Any, Tensor, Case], Ready]] = {
     REPLACE: partial(eager, change=_replaced),
     REPLACE_CHANNELS_LAST: partial(eager, layout=Layout.CHANNELS_LAST, change=_replaced),
     OPTIMIZE: partial(eager, change=_optimized),
+    BACKEND: partial(_compiled_by, "polyconv"),
 }

@@ -1,0 +1,171 @@
+"""Convolutions of a graph that run as polyconv's operators: all of a training graph, and those of an inference graph
+that are not 2-D or are transposed.
+
+Each is timed against PyTorch's when the graph is compiled, in training with its gradients. Inductor keeps its own
+convolutions in channels_last, so polyconv's pay for a change of layout before and after them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from ..autotune import preferences
+from ..autotune.elimination import Elimination
+from ..autotune.tuning_file import Entry
+from ..cpu.engines import aten
+from ..dispatch.op import FORWARD, PUBLIC, TRANSPOSED, Op
+from .choice import Choice, Outcomes
+from .graph_pass import CompiledLayer
+from .private import copied, hint
+
+PYTORCH, POLYCONV = "PyTorch's convolution", "polyconv's operator"
+ROUNDS = 4
+MARGIN = 1.05
+"""Required speed-up: neighbours that Inductor would fuse are not part of the trial."""
+
+_OPS: dict[Any, Op] = {op.aten: op for op in (*FORWARD.values(), *TRANSPOSED.values())}
+
+
+def swapped(gm: GraphModule, outcomes: Outcomes, *, training: bool) -> tuple[GraphModule, list[CompiledLayer]]:
+    """A copy of a graph of Dynamo's with calls swapped where polyconv is faster, and what was decided."""
+    result, layers = copied(gm), []
+    for node in result.graph.nodes:
+        call = _call_of(node)
+        if call is None or (not training and call.op.rank == 2 and not call.op.transposed):
+            continue
+        choice = _choose(call, outcomes, training)
+        layers.append(CompiledLayer(call.key, choice))
+        if choice.name == POLYCONV:
+            node.target = PUBLIC[call.op]
+    result.recompile()
+    return result, layers
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A convolution of the graph."""
+
+    op: Op
+    shapes: tuple[tuple[int, ...] | None, ...]
+    """Sizes of input, weight and bias."""
+    needs_grad: tuple[bool, ...]
+    rest: tuple[Any, ...]
+    """Geometry, in the order of torch's arguments."""
+
+    @property
+    def key(self) -> str:
+        sizes = ["x".join(map(str, shape)) for shape in self.shapes if shape is not None]
+        return f"{self.op.name} {', '.join(sizes)}, {self.rest}"
+
+    def tensors(self, *, training: bool, channels_last: bool) -> list[Tensor | None]:
+        generator = torch.Generator().manual_seed(0)
+        made: list[Tensor | None] = []
+        for place, (shape, needs_grad) in enumerate(zip(self.shapes, self.needs_grad, strict=True)):
+            if shape is None:
+                made.append(None)
+                continue
+            value = torch.randn(shape, generator=generator)
+            if channels_last and place < 2 and len(shape) in _FORMATS:
+                value = value.to(memory_format=_FORMATS[len(shape)])
+            made.append(value.requires_grad_(training and needs_grad))
+        return made
+
+
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def _call_of(node: Node) -> _Call | None:
+    """The convolution of a node, in float32 on the CPU, with arguments that can be read from the graph."""
+    op = _OPS.get(node.target) if node.op == "call_function" else None
+    if op is None or node.kwargs or len(node.args) < 2:
+        return None
+    tensors = [*node.args[:3], *([None] if len(node.args) < 3 else [])]
+    values = [each.meta.get("example_value") if isinstance(each, Node) else None for each in tensors]
+    if values[0] is None or values[1] is None or values[0].dim() != op.rank + 2:
+        return None
+    if any(value is not None and (value.dtype != torch.float32 or value.device.type != "cpu") for value in values):
+        return None
+    if any(isinstance(each, Node) for each in node.args[3:]):
+        return None
+    shapes = tuple(None if value is None else tuple(map(hint, value.shape)) for value in values)
+    needs_grad = tuple(value is not None and value.requires_grad for value in values)
+    return _Call(op, shapes, needs_grad, tuple(node.args[3:]))
+
+
+def _choose(call: _Call, outcomes: Outcomes, training: bool) -> Choice:
+    if preferences.determinism_is_asked_for():
+        return Choice(PYTORCH, None, {}, "PyTorch is in deterministic mode, so nothing is timed")
+    key = f"compiled {'training' if training else 'inference'} {call.key}"
+    entry, source = outcomes.find(key)
+    if entry is None:
+        if not _has_kernels(call, training):
+            return Choice(PYTORCH, None, {}, "the cost model expects no gain")
+        entry = outcomes.measured[key] = _trials(call, training)
+    return Choice(entry.choice, None, dict(entry.seconds), source)
+
+
+def _has_kernels(call: _Call, training: bool) -> bool:
+    """True if polyconv runs a kernel of its own in any pass."""
+    tensors = call.tensors(training=training, channels_last=False)
+    with preferences.watched(alone=True) as seen:
+        _timed(PUBLIC[call.op], tensors, call.rest, training)()
+    return any(not decision.choice.endswith(aten.NAME) for decision in seen)
+
+
+def _trials(call: _Call, training: bool) -> Entry:
+    calls = dict(_calls(call, training))
+    session = Elimination(list(calls), ROUNDS, stays=(POLYCONV,))
+    for each in calls.values():
+        each()
+    while not session.decided:
+        name = session.next
+        began = time.perf_counter()
+        calls[name]()
+        session.note(name, time.perf_counter() - began)
+    best = session.best
+    theirs = min(seconds for name, seconds in best.items() if name != POLYCONV)
+    winner = POLYCONV if MARGIN * best[POLYCONV] < theirs else PYTORCH
+    return Entry(winner, best, theirs)
+
+
+def _calls(call: _Call, training: bool) -> Iterator[tuple[str, Callable[[], object]]]:
+    layouts = (False, True) if call.op.rank > 1 else (False,)
+    for channels_last in layouts:
+        tensors = call.tensors(training=training, channels_last=channels_last)
+        name = PYTORCH + (", channels_last" if channels_last else "")
+        yield name, _timed(call.op.aten, tensors, call.rest, training)
+    tensors = call.tensors(training=training, channels_last=call.op.rank > 1)
+    ours = PUBLIC[call.op]
+
+    def converted(x: Tensor, *rest: Any) -> Tensor:
+        y = ours(x.contiguous(), *rest)
+        return y.contiguous(memory_format=_FORMATS[y.dim()]) if y.dim() in _FORMATS else y
+
+    yield POLYCONV, _timed(converted, tensors, call.rest, training)
+
+
+def _timed(
+    function: Callable[..., Tensor], tensors: Sequence[Tensor | None], rest: Sequence[Any], training: bool
+) -> Callable[[], object]:
+    if not training:
+
+        def forward() -> object:
+            with torch.inference_mode():
+                return function(*tensors, *rest)
+
+        return forward
+    leaves = [value for value in tensors if value is not None and value.requires_grad]
+
+    def step() -> object:
+        with torch.enable_grad():
+            y = function(*tensors, *rest)
+            return torch.autograd.grad(y, leaves, torch.ones_like(y)) if leaves else y
+
+    return step

@@ -1,0 +1,218 @@
+"""``torch.compile(model, backend="polyconv")``: results, changed parameters, changing sizes, choices."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import polyconv
+from polyconv import settings
+from polyconv.autotune.tuning_file import Entry, load
+from polyconv.cpu import native
+from polyconv.inductor import backend, choice, private, swap
+from polyconv.runtime import warn_once
+
+pytestmark = pytest.mark.skipif(private.missing() is not None or not native.is_available(), reason="needs Inductor")
+
+QUICK = {"cpp_wrapper": False}
+"""The Python wrapper, which compiles faster."""
+
+
+class Block(nn.Module):
+    """Two convolutions with batch normalisation, an activation, and a residual."""
+
+    def __init__(self, activation: nn.Module, width: int = 16) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(width, width, 3, padding=1, bias=False), nn.Conv2d(width, width, 1)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(2))
+        self.activation = activation
+        for norm in self.norms:
+            norm.running_mean.normal_()
+            norm.running_var.uniform_(0.5, 1.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.activation(self.norms[0](self.first(x)))
+        return self.activation(self.norms[1](self.second(y)) + x)
+
+
+@pytest.fixture(autouse=True)
+def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(warn_once, "_said", {})
+    torch._dynamo.reset()
+    with settings.use(cache_dir=tmp_path, tuning_file=None):
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def _ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cost model's first candidate runs, without trials."""
+
+    def first(self: Any, layer: Any, able: dict[str, Any]) -> Entry:
+        name = next(iter(able))
+        return Entry(name, {name: 1.0, choice.ONEDNN: 2.0}, 2.0)
+
+    monkeypatch.setattr(choice.Chooser, "_trials", first)
+    monkeypatch.setattr(swap, "_trials", lambda call, training: Entry(swap.POLYCONV, {swap.POLYCONV: 1.0}, 2.0))
+    monkeypatch.setattr(swap, "_has_kernels", lambda call, training: True)
+
+
+def agree(compiled: Any, model: nn.Module, x: Tensor) -> None:
+    with torch.no_grad():
+        wanted = copy.deepcopy(model).double()(x.double())
+        torch.testing.assert_close(compiled(x).double(), wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_it_is_found_by_name() -> None:
+    assert "polyconv" in torch._dynamo.list_backends()
+
+
+@pytest.mark.usefixtures("_ours")
+def test_epilogues_are_fused() -> None:
+    activations = {
+        "relu": nn.ReLU(),
+        "clamp": nn.ReLU6(),
+        "silu": nn.SiLU(),
+        "hardswish": nn.Hardswish(),
+        "gelu": nn.GELU(),
+        "leaky_relu": nn.LeakyReLU(0.2),
+        "sigmoid": nn.Sigmoid(),
+        "hardsigmoid": nn.Hardsigmoid(),
+    }
+    model = nn.Sequential(*(Block(activation) for activation in activations.values())).eval()
+    compiled, x = torch.compile(model, backend="polyconv", options=QUICK), torch.randn(1, 16, 8, 8)
+    agree(compiled, model, x)
+    layers = str(polyconv.explain(compiled, x))
+    for name in activations:
+        assert f"with {name}\n" in layers
+        assert f"with residual and {name}\n" in layers
+    assert "oneDNN" not in layers.replace("oneDNN 2000.000 ms", "")
+
+
+@pytest.mark.usefixtures("_ours")
+def test_a_value_that_is_read_twice_is_not_fused() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(8, 8, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.conv(x)
+            return torch.relu(y) * y.mean() + (y + 1.0) + torch.sigmoid(self.conv(torch.relu(y)) + y)
+
+    model = Twice().eval()
+    agree(torch.compile(model, backend="polyconv", options=QUICK), model, torch.randn(1, 8, 8, 8))
+
+
+@pytest.mark.usefixtures("_ours")
+def test_generated_calls_and_changing_sizes() -> None:
+    """With the C++ wrapper, which is the default."""
+    model = Block(nn.ReLU()).eval()
+    compiled = torch.compile(model, backend="polyconv", dynamic=True)
+    for shape in [(1, 16, 8, 8), (3, 16, 8, 8), (2, 16, 12, 9)]:
+        agree(compiled, model, torch.randn(shape))
+
+
+@pytest.mark.usefixtures("_ours")
+def test_changed_parameters_are_seen() -> None:
+    model, x = Block(nn.ReLU()).eval(), torch.randn(1, 16, 8, 8)
+    compiled = torch.compile(model, backend="polyconv", options=QUICK)
+    agree(compiled, model, x)
+    with torch.no_grad():
+        model.first.weight.mul_(2.0)
+    agree(compiled, model, x)
+    model.load_state_dict(Block(nn.ReLU()).state_dict(), assign=True)
+    agree(compiled, model, x)
+    model.norms[0].running_mean.add_(1.0)
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="changed 3 times"):
+        compiled(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with torch.no_grad():
+            model.second.bias.add_(1.0)
+        agree(compiled, model, x)
+
+
+@pytest.mark.usefixtures("_ours")
+def test_threads() -> None:
+    model, x = Block(nn.ReLU()).eval(), torch.randn(1, 16, 8, 8)
+    compiled = torch.compile(model, backend="polyconv", options=QUICK)
+    agree(compiled, model, x)
+
+    def call(_: int) -> Tensor:
+        with torch.no_grad():
+            return compiled(x)
+
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(call, range(16)))
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_choices_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Block(nn.ReLU()).eval(), torch.randn(1, 16, 8, 8)
+    agree(torch.compile(model, backend="polyconv", options=QUICK), model, x)
+    (section,) = load(tmp_path / "tuning.json").sections
+    assert sum(key.startswith("compiled fprop") for key in section.entries) == 2
+    assert all(choice.ONEDNN in entry["seconds"] for entry in section.entries.values())
+    torch._dynamo.reset()
+    monkeypatch.setattr(choice.Chooser, "_trials", None)
+    compiled = torch.compile(model, backend="polyconv", options=QUICK)
+    agree(compiled, model, x)
+    assert "measured earlier, in tuning.json" in str(polyconv.explain(compiled, x))
+
+
+def test_deterministic_mode_times_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice.Chooser, "_trials", None)
+    monkeypatch.setattr(swap, "_trials", None)
+    model, x = Block(nn.ReLU()).eval(), torch.randn(1, 16, 8, 8)
+    compiled = torch.compile(model, backend="polyconv", options=QUICK)
+    torch.use_deterministic_algorithms(True)
+    try:
+        agree(compiled, model, x)
+        assert "deterministic" in str(polyconv.explain(compiled, x))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("_ours")
+def test_other_convolutions_run_as_operators() -> None:
+    model = nn.Sequential(
+        nn.Conv1d(4, 8, 5, padding=2), nn.ReLU(), nn.ConvTranspose1d(8, 4, 4, stride=2, padding=1)
+    ).eval()
+    compiled, x = torch.compile(model, backend="polyconv", options=QUICK), torch.randn(2, 4, 32)
+    agree(compiled, model, x)
+    layers = str(polyconv.explain(compiled, x))
+    assert layers.count(f"runs {swap.POLYCONV}") == 2
+
+
+@pytest.mark.usefixtures("_ours")
+def test_training() -> None:
+    model, x = Block(nn.ReLU()), torch.randn(2, 16, 8, 8, requires_grad=True)
+    twin, z = copy.deepcopy(model).double(), x.detach().double().requires_grad_()
+    compiled = torch.compile(model, backend="polyconv")
+    compiled(x).square().sum().backward()
+    twin(z).square().sum().backward()
+    torch.testing.assert_close(x.grad.double(), z.grad, atol=1e-3, rtol=1e-3)
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad.double(), theirs.grad, atol=1e-3, rtol=1e-3)
+
+
+def test_without_the_private_names_inductor_compiles_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private, "missing", lambda: "torch 9.9 differs")
+    model, x = Block(nn.ReLU()).eval(), torch.randn(1, 16, 8, 8)
+    with pytest.warns(RuntimeWarning, match="Inductor alone: torch 9.9 differs"):
+        agree(torch.compile(model, backend="polyconv"), model, x)
+
+
+def test_what_runs_is_collected_only_inside_of_the_block() -> None:
+    with backend.layers_that_run() as layers:
+        pass
+    assert layers == []

@@ -1,0 +1,122 @@
+"""``polyconv_cpu::compiled_convolution``: one layer of a compiled graph, against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from polyconv.cpu import native, planner
+from polyconv.cpu.engines import aten, reference
+from polyconv.cpu.plan import CpuCandidate
+from polyconv.inductor import layer as layers
+from polyconv.inductor.epilogues import Epilogue
+from polyconv.inductor.layer import Layer
+
+pytestmark = pytest.mark.skipif(not native.is_available(), reason="needs the native CPU kernels")
+
+ACTIVATIONS = {
+    "none": lambda y, a, b: y,
+    "relu": lambda y, a, b: F.relu(y),
+    "silu": lambda y, a, b: F.silu(y),
+    "hardswish": lambda y, a, b: F.hardswish(y),
+    "hardsigmoid": lambda y, a, b: F.hardsigmoid(y),
+    "clamp": lambda y, a, b: y.clamp(a, b),
+    "gelu": lambda y, a, b: F.gelu(y),
+    "leaky_relu": lambda y, a, b: F.leaky_relu(y, a),
+    "sigmoid": lambda y, a, b: torch.sigmoid(y),
+}
+
+
+def a_layer(
+    x: Tensor, w: Tensor, bias: Tensor | None, residual: bool, activation: str, groups: int, **geometry: tuple[int, int]
+) -> Layer:
+    node = torch.fx.Graph().placeholder("x")
+    epilogue = Epilogue(node, node if residual else None, activation, -0.25, 0.5)
+    has_bias = None if bias is None else node
+    moves = (geometry["padding"], geometry["stride"], geometry["dilation"])
+    return Layer(node, node, w, has_bias, bias, w, tuple(x.shape), *moves, groups, epilogue)
+
+
+def kernels(layer: Layer) -> list[CpuCandidate]:
+    others = (aten.NAME, reference.NAME)
+    every = planner.offered(layer.problem, planner.here())
+    return [one for one in every if one.refusal is None and one.engine not in others]
+
+
+def channels_last(shape: tuple[int, ...]) -> Tensor:
+    return torch.randn(shape[0], *shape[2:], shape[1]).permute(0, 3, 1, 2)
+
+
+pairs = st.tuples(st.integers(1, 2), st.integers(1, 2))
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from([(1, 5, 3), (2, 16, 20), (1, 33, 8)]),
+    st.sampled_from([(1, 1), (3, 3), (2, 5), (7, 7)]),
+    st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    pairs,
+    pairs,
+    st.sampled_from(["one", "two", "depthwise"]),
+    st.sampled_from(list(ACTIVATIONS)),
+    st.booleans(),
+    st.booleans(),
+)
+def test_every_kernel_agrees_with_float64(
+    sizes: tuple[int, int, int],
+    kernel: tuple[int, int],
+    padding: tuple[int, int],
+    stride: tuple[int, int],
+    dilation: tuple[int, int],
+    grouping: str,
+    activation: str,
+    residual: bool,
+    with_bias: bool,
+) -> None:
+    batch, channels, outputs = sizes
+    groups = {"one": 1, "two": 2, "depthwise": channels}[grouping]
+    channels, outputs = (channels, channels) if grouping == "depthwise" else (channels * groups, outputs * groups)
+    geometry = {"padding": padding, "stride": stride, "dilation": dilation}
+    x, w = channels_last((batch, channels, 15, 14)), torch.randn(outputs, channels // groups, *kernel)
+    bias = torch.randn(outputs) if with_bias else None
+    y = F.conv2d(x.double(), w.double(), None if bias is None else bias.double(), groups=groups, **geometry)
+    other = channels_last(tuple(y.shape)) if residual else None
+    layer = a_layer(x, w, bias, residual, activation, groups, **geometry)
+    wanted = ACTIVATIONS[activation](y if other is None else y + other, layer.epilogue.a, layer.epilogue.b)
+    for one in kernels(layer):
+        made = layers.operator()(
+            x, layer.weights_for(one), bias, other, layer.numbers(one), layer.epilogue.a, layer.epilogue.b
+        )
+        assert made.is_contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(
+            made.double(), wanted, atol=1e-3, rtol=1e-4, msg=lambda text, one=one: f"{one}: {text}"
+        )
+
+
+def test_opcheck() -> None:
+    x, w = channels_last((2, 8, 9, 9)), torch.randn(8, 8, 3, 3)
+    layer = a_layer(x, w, None, False, "relu", 1, padding=(1, 1), stride=(2, 2), dilation=(1, 1))
+    one = kernels(layer)[0]
+    torch.library.opcheck(layers.operator(), (x, layer.weights_for(one), None, None, layer.numbers(one)))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"x": (1, 7, 9, 9)}, "does not fit"),
+        ({"x": (1, 8, 1, 9)}, "larger than the padded image"),
+        ({"numbers": 3}, "17 numbers"),
+    ],
+)
+def test_arguments_that_do_not_fit_raise(change: dict[str, object], said: str) -> None:
+    x, w = channels_last((1, 8, 9, 9)), torch.randn(8, 8, 3, 3)
+    layer = a_layer(x, w, None, False, "none", 1, padding=(0, 0), stride=(1, 1), dilation=(1, 1))
+    one = kernels(layer)[0]
+    numbers = layer.numbers(one)
+    x = channels_last(change["x"]) if "x" in change else x  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match=said):
+        layers.operator()(x, layer.weights_for(one), None, None, numbers[:3] if "numbers" in change else numbers)
