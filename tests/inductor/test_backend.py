@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +19,7 @@ import polyconv
 from polyconv import settings
 from polyconv.autotune.tuning_file import Entry, load
 from polyconv.cpu import native
-from polyconv.inductor import backend, choice, private, swap
+from polyconv.inductor import aoti, backend, choice, private, swap
 from polyconv.runtime import warn_once
 
 pytestmark = pytest.mark.skipif(private.missing() is not None or not native.is_available(), reason="needs Inductor")
@@ -216,3 +218,23 @@ def test_what_runs_is_collected_only_inside_of_the_block() -> None:
     with backend.layers_that_run() as layers:
         pass
     assert layers == []
+
+
+_LOAD = """
+import sys, torch
+from polyconv.inductor import aoti
+x, wanted = torch.load(sys.argv[2])
+torch.testing.assert_close(torch._inductor.aoti_load_package(sys.argv[1])(x), wanted, atol=1e-4, rtol=1e-4)
+"""
+
+
+@pytest.mark.usefixtures("_ours")
+def test_a_package_of_aotinductor_runs_in_a_fresh_process(tmp_path: Path) -> None:
+    model, x = nn.Conv2d(16, 16, 3, padding=1).eval(), torch.randn(2, 16, 8, 8)
+    with torch.no_grad():
+        exported = torch.export.export(model, (x,))
+        path = torch._inductor.aoti_compile_and_package(
+            exported, package_path=str(tmp_path / "model.pt2"), inductor_configs=aoti.options()
+        )
+        torch.save((x, model(x)), tmp_path / "pair.pt")
+    subprocess.run([sys.executable, "-c", _LOAD, path, tmp_path / "pair.pt"], check=True)

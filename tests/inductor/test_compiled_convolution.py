@@ -109,7 +109,8 @@ def test_opcheck() -> None:
     [
         ({"x": (1, 7, 9, 9)}, "does not fit"),
         ({"x": (1, 8, 1, 9)}, "larger than the padded image"),
-        ({"numbers": 3}, "17 numbers"),
+        ({"numbers": 3}, "18 numbers"),
+        ({"numbers": -1}, "another instruction set"),
     ],
 )
 def test_arguments_that_do_not_fit_raise(change: dict[str, object], said: str) -> None:
@@ -118,5 +119,6 @@ def test_arguments_that_do_not_fit_raise(change: dict[str, object], said: str) -
     one = kernels(layer)[0]
     numbers = layer.numbers(one)
     x = channels_last(change["x"]) if "x" in change else x  # type: ignore[arg-type]
+    numbers = {None: numbers, 3: numbers[:3], -1: [*numbers[:-1], -1]}[change.get("numbers")]  # type: ignore[index]
     with pytest.raises(RuntimeError, match=said):
-        layers.operator()(x, layer.weights_for(one), None, None, numbers[:3] if "numbers" in change else numbers)
+        layers.operator()(x, layer.weights_for(one), None, None, numbers)

@@ -22,12 +22,14 @@ struct Layer {
   int64_t top, bottom, left, right;
   int64_t dilation_h, dilation_w;
   int64_t groups, border, activation;
+  int64_t instruction_set;  // that the weights are packed for
 };
 constexpr std::size_t kNumbers = sizeof(Layer) / sizeof(int64_t);
 
 Layer ReadLayer(const std::vector<int64_t>& n) {
-  Require(n.size() == kNumbers, "a layer of a compiled graph has 17 numbers");
-  return {n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10], n[11], n[12], n[13], n[14], n[15], n[16]};
+  Require(n.size() == kNumbers, "a layer of a compiled graph has 18 numbers");
+  return {n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10], n[11], n[12], n[13], n[14], n[15], n[16],
+          n[17]};
 }
 
 int64_t Outputs(int64_t extent, int64_t before, int64_t after, int64_t taps, int64_t stride, int64_t dilation) {
@@ -41,6 +43,8 @@ Tensor CompiledConvolutionOp(const Tensor& x, const Tensor& weights, const std::
                              const std::optional<Tensor>& residual, const std::vector<int64_t>& numbers,
                              double a, double b) {
   const Layer l = ReadLayer(numbers);
+  Require(l.instruction_set == static_cast<int64_t>(TheSet()),
+          "the weights of a compiled layer are packed for another instruction set than the one in use; compile again");
   Require(x.dim() == 4 && x.size(1) == l.inputs * l.groups, "the input does not fit the layer");
   const std::vector<int64_t> geometry = {l.stride_h,   l.stride_w,   l.top,    l.left,
                                          l.dilation_h, l.dilation_w, l.groups, l.border};

@@ -15,6 +15,7 @@ from ..cpu import native
 from ..cpu.engines import depthwise
 from ..cpu.plan import CpuCandidate
 from ..problem import Activation, Pass, Problem, channels_last_strides
+from ..settings import INSTRUCTION_SETS
 from .epilogues import Epilogue, epilogue_of
 from .private import hint, needs_channels_last
 
@@ -85,7 +86,7 @@ class Layer:
         sides = (h, h, w, w)
         return [
             *(engine, chosen.algorithm, *self.w.shape, *self.stride, *sides, *self.dilation),
-            *(self.groups, border, activation),
+            *(self.groups, border, activation, INSTRUCTION_SETS.index(native.instruction_set())),
         ]
 
     def weights_for(self, chosen: CpuCandidate) -> Tensor:
