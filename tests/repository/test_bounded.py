@@ -24,6 +24,8 @@ TOOLS = ("cli", "measure", "tools")
 """Modules whose objects are released before a program continues."""
 
 GROWING = {
+    "inductor/backend.py _listeners": "running `with` blocks",
+    "inductor/choice.py Outcomes.measured": "layers of one graph, while it is compiled",
     "algebra/emit.py compile_matrix": "a transform of a scheme",
     "algebra/program.py Builder._known": "a step of a program that is being built",
     "algebra/segments.py schemes": "a number of taps",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -138,7 +138,7 @@ def layer_of(gm: GraphModule, node: Node) -> Layer | None:
     )
 
 
-@cache
+@lru_cache(maxsize=1)
 def operator() -> Any:
     """``polyconv_cpu::compiled_convolution``, known to fake tensors and to Inductor."""
     native.is_available()  # defines it

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ NHWC = [3, 0, 2, 1]
 """Stride order of channels_last in Inductor's notation."""
 
 
-@cache
+@lru_cache(maxsize=1)
 def missing() -> str | None:
     """Why the pass cannot run in this version of torch, or None."""
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
