@@ -63,7 +63,7 @@ class DepthwiseTiles {
     if (activation == Activation::kRelu) low_ = 0.0f;
     if (activation == Activation::kClamp) low_ = conv.epilogue.a, high_ = conv.epilogue.b;
     clamps_ = activation == Activation::kRelu || activation == Activation::kClamp;
-    finishes_ = conv.epilogue.residual != nullptr || (activation != Activation::kNone && !clamps_);
+    finishes_ = stream_ || conv.epilogue.residual != nullptr || (activation != Activation::kNone && !clamps_);
   }
 
   void Run(const Runtime& runtime) {
@@ -194,7 +194,7 @@ class DepthwiseTiles {
     const Steps steps = steps_;
     const Span columns = tile.columns;
     const std::ptrdiff_t y_row = conv_.y_row, y_column = conv_.y_column;
-    const bool finishes = finishes_, clamps = clamps_, stream = stream_;
+    const bool finishes = finishes_, clamps = clamps_;
     const Floats low = Broadcast(low_), high = Broadcast(high_);
     // Line t is tap row t of the first output row and tap row t - 1 of the second: some lines belong to one of them.
     const int taps_h = conv_.height.phases[0].taps;
@@ -245,13 +245,9 @@ class DepthwiseTiles {
       }
       POLYCONV_UNROLL
       for (int a = 0; a < kRows; a++) {
-        if (HWY_UNLIKELY(stream)) {
-          POLYCONV_UNROLL
-          for (int p = 0; p < kPixels; p++) hn::Stream(sums[a][p], kFloats, y + a * y_row + p * y_column);
-        } else {
-          POLYCONV_UNROLL
-          for (int p = 0; p < kPixels; p++) Store(y + a * y_row + p * y_column, sums[a][p]);
-        }
+        float* target = y + a * y_row;
+        POLYCONV_UNROLL
+        for (int p = 0; p < kPixels; p++, target += y_column) Store(target, sums[a][p]);
       }
     }
   }
@@ -321,7 +317,7 @@ class DepthwiseTiles {
   int blocks_;                       // of vectors
   int together_;                     // output rows per tile
   bool stream_;
-  bool clamps_, finishes_;  // epilogues in registers, and in memory
+  bool clamps_, finishes_;  // epilogues in registers, and by Finish
   float low_ = -std::numeric_limits<float>::infinity(), high_ = std::numeric_limits<float>::infinity();
   const float* weights_;
   const float* bias_;
