@@ -71,7 +71,7 @@ class DepthwiseTiles {
     const int taps = conv_.width.phases[0].taps;
     const TileTable& run = taps == 3 ? TilesFor<3>() : taps == 5 ? TilesFor<5>() : TilesFor<7>();
     const std::int64_t rows = conv_.height.phases[0].count;
-    runtime.parallel_for(conv_.batch * blocks_ * rows, [&](std::int64_t begin, std::int64_t end) {
+    runtime.parallel_for(rows * blocks_ * conv_.batch, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t task = begin, last; task < end; task = last) {
         last = std::min(end, (task / rows + 1) * rows);
         RunBlock(run, task / rows / blocks_, static_cast<int>(task / rows % blocks_), static_cast<int>(task % rows),
@@ -224,8 +224,9 @@ class DepthwiseTiles {
       for (int t = 0; t < both; t++, line += steps.line, taps += steps.tap_row) {
         AddLine<kTaps, kStride, kDilation, 0, kRows - 1, kInside>(steps, columns, line, taps, sums);
       }
-      if (only_last)
+      if (only_last) {
         AddLine<kTaps, kStride, kDilation, kRows - 1, kRows - 1, kInside>(steps, columns, line, taps, sums);
+      }
       if (HWY_UNLIKELY(finishes)) {
         HWY_ALIGN float kept[kRows * kPixels * kLanes];
         POLYCONV_UNROLL
@@ -279,8 +280,8 @@ class DepthwiseTiles {
     }
   }
 
-  // Writes the sums of a vector of channels, [row][pixel][lane], with the epilogue. What another vector or tile has written
-  // is left out: the residual may be y itself.
+  // Writes the sums of a vector of channels, [row][pixel][lane], with the epilogue. What another vector or tile has
+  // written is left out: the residual may be y itself.
   HWY_NOINLINE void Finish(const float* sums, int rows, int pixels, int written_pixels, float* y,
                            int written_lanes) const {
     WithFinisher(conv_.epilogue, conv_.y, [&](const auto& finish) HWY_ATTR {
