@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
-from cpu_passes import IN_LAYOUTS, OUT_LAYOUTS, Layer, Run, layers, load_native, same_bits_for_any_threads
+from cpu_passes import (
+    IN_LAYOUTS,
+    OUT_LAYOUTS,
+    Layer,
+    Run,
+    close,
+    layers,
+    load_native,
+    poisoned,
+    same_bits_for_any_threads,
+)
 from polyconv.cpu import native
 
 load_native()
@@ -66,6 +78,7 @@ LAYERS = {
     "a single column": depthwise(2, 9, (12, 1), (3, 3), stride=(2, 2)),
     "a vector of channels and some": depthwise(2, 37, (9, 11), (3, 3)),
     "many channels, strided": depthwise(1, 48, (9, 12), (5, 5), stride=(2, 2)),
+    "many channels, tiles of pixels": depthwise(2, 151, (14, 15), (3, 3)),
 }
 
 
@@ -107,7 +120,17 @@ def test_large_outputs_are_streamed(layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
-@pytest.mark.parametrize("name", ["3x3", "5x5, strided", "7x7 pixels", "taller than a band", "multiplier, strided"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "3x3",
+        "5x5, strided",
+        "7x7 pixels",
+        "taller than a band",
+        "multiplier, strided",
+        "many channels, tiles of pixels",
+    ],
+)
 def test_same_bits_whatever_the_number_of_threads(name: str, layout: str) -> None:
     run = Run.make(LAYERS[name], torch.float32, layout, layout)
     same_bits_for_any_threads(lambda: run.passes("depthwise"))
@@ -121,6 +144,60 @@ def test_weight_gradient_of_large_images_is_accurate() -> None:
     expected = torch.nn.grad.conv2d_weight(x.double(), (2, 1, 3, 3), dy.double(), padding=1, groups=2)
     torch.testing.assert_close(dw.double(), expected, rtol=1e-6, atol=0)
     torch.testing.assert_close(db.double(), dy.double().sum((0, 2, 3)), rtol=1e-6, atol=0)
+
+
+TILED = [
+    depthwise(2, channels, size, (kernel, kernel), stride=(stride, stride), dilation=(dilation, dilation))
+    for kernel in (3, 5, 7)
+    for stride in (1, 2)
+    for dilation in (1, 2)
+    for channels, size in ((16, (14, 15)), (37, (5, 4)), (48, (2, 9)), (151, (9, 23)))
+] + [
+    depthwise(1, 33, (9, 12), (2, 5), stride=(2, 1)),
+    depthwise(1, 24, (11, 13), (4, 3), stride=(1, 2), dilation=(3, 1)),
+    depthwise(1, 24, (11, 13), (3, 7), stride=(2, 4), dilation=(2, 2)),
+    depthwise(1, 24, (13, 15), (5, 3), padding=(-1, 7, -2, 9)),
+    depthwise(1, 24, (3, 5), (3, 3), padding=(9, 9, 12, 1)),
+]
+"""Kernels of 3, 5 and 7 columns in channels_last: channels and pixels that fill vectors and tiles, and that do not."""
+
+
+@pytest.mark.parametrize("x_layout", ["channels_last", "channels of more"])
+def test_tiles_of_pixels(instruction_set: str, x_layout: str) -> None:
+    """Weights in any layout, among them contiguous channels, which are read in place; neighbours of y stay as they
+    are, and the residual may be y itself."""
+    assert native.instruction_set() == instruction_set
+    for layer in TILED:
+        run = Run.make(layer, torch.float32, "channels_last")
+
+        def inside(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+            n, c, h, w = shape
+            more = 0 if x_layout == "channels_last" else 7
+            whole = torch.full((n, h + more, w + more, c + more), torch.nan)
+            return whole, whole[:, :h, :w, more // 2 : more // 2 + c].permute(0, 3, 1, 2)
+
+        x, packed = inside(layer.x)[1].copy_(run.x), run.w.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
+        assert packed.stride(0) == 1
+        for w, bias, activation in ((packed, run.bias.contiguous(), 1), (run.w, run.bias, 0), (packed, None, 2)):
+            whole, y = inside(layer.y)
+            torch.ops.polyconv_cpu.depthwise_fprop(x, w, bias, y, layer.geometry, None, activation)
+            sums = run.expected["y"] if bias is not None else run.expected["y"] - run.bias.double()[:, None, None]
+            close(y, (lambda t: t, F.relu, F.silu)[activation](sums), TOLERANCE)
+            assert whole.isnan().sum() == whole.numel() - y.numel()
+            y.copy_(run.dy)
+            torch.ops.polyconv_cpu.depthwise_fprop(x, w, bias, y, layer.geometry, y, 0)
+            close(y, sums + run.dy.double(), TOLERANCE)
+
+
+def test_taps_beyond_the_border_are_not_multiplied(instruction_set: str) -> None:
+    """Infinite weights that see only the border change nothing."""
+    assert native.instruction_set() == instruction_set
+    layer = depthwise(1, 32, (1, 4), (3, 3))
+    x, w = torch.randn(layer.x).to(memory_format=torch.channels_last), torch.randn(layer.w)
+    w[:, :, ::2] = torch.inf
+    y = poisoned(layer.y, "channels_last")
+    torch.ops.polyconv_cpu.depthwise_fprop(x, w, None, y, layer.geometry)
+    close(y, F.conv2d(x.double(), w[:, :, 1:2].double(), padding=(0, 1), groups=32), TOLERANCE)
 
 
 def test_empty_batch() -> None:

@@ -9,6 +9,7 @@
 #include "depthwise/pixels-inl.h"
 #include "depthwise/planes-inl.h"
 #include "depthwise/rows-inl.h"
+#include "depthwise/tiles-inl.h"
 #include "depthwise/weights-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -16,6 +17,7 @@ namespace polyconv {
 namespace HWY_NAMESPACE {
 
 void Correlate(const DepthwiseCorrelation& conv, const Runtime& runtime) {
+  if (DepthwiseTiles::Takes(conv)) return DepthwiseTiles(conv).Run(runtime);
   if (DepthwisePixels::Takes(conv)) return DepthwisePixels(conv).Run(runtime);
   if (DepthwisePlanes::Takes(conv)) return DepthwisePlanes(conv).Run(runtime);
   DepthwiseRows(conv).Run(runtime);

@@ -1,7 +1,7 @@
 // Depthwise convolutions: every group has one input channel and a few output channels.
 //
 // Channels share nothing, so there are only as many multiplications per float read as there are taps. The kernels are
-// built to touch every float once: see depthwise/rows-inl.h and depthwise/pixels-inl.h.
+// built to touch every float once: see depthwise/rows-inl.h, and depthwise/tiles-inl.h for channels_last.
 #pragma once
 
 #include <algorithm>
