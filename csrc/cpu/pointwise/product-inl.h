@@ -78,7 +78,7 @@ struct TileProducts {
   int lanes;             // output channels of the last vector
   bool first, last;      // whether these are the first or last input channels
   const float* weights;  // [input channel][vector][lane]
-  const float* ahead;    // what is needed next: one cache line is prefetched into L2 per input channel
+  const float* ahead;    // what is needed next: one cache line is prefetched per input channel
   float* sums;           // of earlier input channels, and for FinishLater: [pixel][vector][lane]
   const float* bias;     // null: none
 };
@@ -114,15 +114,12 @@ HWY_NOINLINE void SumTile(const TileProducts& op, const Finish& finish) {
   for (int r = 0; r < kRows; r++) {
     x[r] = op.x[r] + op.channel - c;
     POLYCONV_UNROLL
-    for (int v = 0; v < kVectors; v++) {
-      sum[r][v] = hn::Zero(kFloats);
-      hwy::Prefetch(op.y[r] + op.column + v * kLanes);  // needed at the end
-    }
+    for (int v = 0; v < kVectors; v++) sum[r][v] = hn::Zero(kFloats);
   }
   const float* HWY_RESTRICT weights = op.weights;
   const float* ahead = op.ahead;
   for (; c < 0; c++, weights += kStep, ahead += kLine) {
-    __builtin_prefetch(ahead, 0, 2);
+    hwy::Prefetch(ahead);
     Floats w[kVectors];
     POLYCONV_UNROLL
     for (int v = 0; v < kVectors; v++) {
