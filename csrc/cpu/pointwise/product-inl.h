@@ -51,6 +51,9 @@ inline constexpr int kMostRows = 1024;
 inline constexpr int kFewRows = 72;
 inline constexpr std::size_t kWeightsInL1 = 24 << 10;
 
+// Products that take one thread no longer than to wake another one.
+inline constexpr double kFewProducts = 1 << 18;
+
 inline int TermsAtATime(int channels) {
   return RoundUp(CeilDiv(channels, CeilDiv(channels, kMostTerms)), 2);
 }
@@ -194,7 +197,8 @@ class PointwiseProduct {
 
   void Run(const Runtime& runtime) const {
     WithFinisher(conv_.epilogue, conv_.y, [&](const auto& finish) HWY_ATTR {
-      const int threads = runtime.threads;
+      const double products = static_cast<double>(rows_) * panels_.channels * panels_.outputs;
+      const int threads = products < kFewProducts ? 1 : runtime.threads;
       if (threads == 1) return Part(finish, 0, rows_, 0, panels_.count);
       const int by_rows = SplitOfRows(threads), by_panels = threads / by_rows;
       runtime.parallel_for(by_rows * by_panels, [&](std::int64_t begin, std::int64_t end) {
