@@ -11,7 +11,7 @@ from commands import python
 from cpu_passes import load_native
 from polyconv.cpu import native
 from polyconv.cpu.device import CpuDevice
-from polyconv.cpu.engines import channel_lanes, depthwise, tile_lanes
+from polyconv.cpu.engines import channel_lanes, depthwise, pointwise, tile_lanes
 from polyconv.cpu.engines.schemes import KernelScheme
 from polyconv.problem import Activation, PaddingMode, Pass, Problem
 
@@ -35,7 +35,7 @@ def test_every_name_has_a_number() -> None:
     assert sorted(facts["borders"]) == sorted(mode.value for mode in PaddingMode)
     assert {activation.value for activation in Activation} <= set(facts["activations"])
     assert len(set(facts["activations"])) == len(facts["activations"])
-    assert set(facts["lanes"]) == {tile_lanes.NAME, channel_lanes.NAME}
+    assert set(facts["lanes"]) == {tile_lanes.NAME, channel_lanes.NAME, pointwise.NAME}
 
 
 @pytest.mark.parametrize("kind", Pass, ids=str)
@@ -49,11 +49,15 @@ def test_schemes_differ_and_one_is_direct(kind: Pass) -> None:
 def test_a_number_without_a_scheme_is_refused() -> None:
     x, w, y = torch.zeros(1, 1, 4, 4), torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 4, 4)
     geometry = [1, 1, 0, 0, 1, 1, 1, 0]
-    for plan in ([0, len(tile_lanes.schemes()), 0, 0, 0], [1, len(channel_lanes.schemes(Pass.FPROP)), 0, 0, 0]):
+    for plan in (
+        [0, len(tile_lanes.schemes()), 0, 0, 0],
+        [1, len(channel_lanes.schemes(Pass.FPROP)), 0, 0, 0],
+        [2, 1, 0, 0, 0],
+    ):
         with pytest.raises(RuntimeError, match="no such algorithm"):
             torch.ops.polyconv_cpu.convolve(x, w, None, y, geometry, plan, None)
     with pytest.raises(RuntimeError, match="no such engine"):
-        torch.ops.polyconv_cpu.convolve(x, w, None, y, geometry, [2, 0, 0, 0, 0], None)
+        torch.ops.polyconv_cpu.convolve(x, w, None, y, geometry, [3, 0, 0, 0, 0], None)
     with pytest.raises(RuntimeError, match="no such algorithm"):
         torch.ops.polyconv_cpu.weight_gradient(x, y, w, None, geometry, [len(channel_lanes.schemes(Pass.WGRAD))])
 
@@ -66,20 +70,22 @@ def test_a_number_without_a_scheme_is_refused() -> None:
         (tile_lanes.NAME, 1056),
         (channel_lanes.NAME, 144),
         (channel_lanes.NAME, 576),
+        (pointwise.NAME, 512),
+        (pointwise.NAME, 1056),
     ],
     ids=lambda value: str(value).replace(" ", "-"),
 )
 def test_sums_begin_anew_where_the_error_model_is_told(engine: str, channels: int, instruction_set: str) -> None:
     """One term so large that later terms of the same float32 sum are lost; the next sum counts them again."""
     assert native.instruction_set() == instruction_set
-    schemes = tile_lanes.schemes() if engine == tile_lanes.NAME else channel_lanes.schemes(Pass.FPROP)
-    index = schemes.index(DIRECT)
+    schemes = {tile_lanes.NAME: tile_lanes.schemes(), channel_lanes.NAME: channel_lanes.schemes(Pass.FPROP)}
+    index = schemes.get(engine, (DIRECT,)).index(DIRECT)
     length = native.longest_sum(engine, index, channels)
     assert length % 2 == 0, "an odd number of ones would be rounded beside so large a sum"
     large = 2.0**24
-    x = torch.ones(1, channels, 8, 8)
+    x = torch.ones(1, channels, 8, 8).to(memory_format=torch.channels_last)
     x[:, 0] = large
-    y = torch.full((1, 4, 8, 8), float("nan"))
+    y = torch.full((1, 4, 8, 8), float("nan")).to(memory_format=torch.channels_last)
     plan = native.plan_numbers(engine, index)
     torch.ops.polyconv_cpu.convolve(x, torch.ones(4, channels, 1, 1), None, y, [1, 1, 0, 0, 1, 1, 1, 0], plan, None)
     assert torch.equal(y, torch.full_like(y, large + channels - length))

@@ -17,6 +17,7 @@
 #include "common/memory.h"
 #include "common/output_pool.h"
 #include "common/stages.h"
+#include "pointwise/pointwise.h"
 #include "tile_lanes/schemes.h"
 
 namespace polyconv {
@@ -24,34 +25,55 @@ namespace {
 
 // Kernels of a call, and how the work is cut. Zeros in the schedule leave the cut to the kernels.
 struct Plan {
+  Lanes lanes;
   const SchemeKernels* kernels;
   Schedule schedule;
 };
+
+const SchemeKernels* FindKernels(Lanes lanes, int scheme) {
+  switch (lanes) {
+    case Lanes::kTiles:
+      return FindScheme(TheSet(), SchemeAt(kTileSchemes, scheme));
+    case Lanes::kChannels:
+      return FindChannelScheme(TheSet(), SchemeAt(kChannelSchemes, scheme));
+    case Lanes::kPointwise:
+      Require(scheme == 0, "no such algorithm");
+      return FindPointwise(TheSet());
+    default:
+      Require(false, "no such engine");
+      return nullptr;
+  }
+}
 
 // Reads [engine (enum Lanes), scheme number, mode, lanes per chunk, channels at a time].
 Plan ReadPlan(const std::vector<int64_t>& numbers) {
   Require(numbers.size() == 5, "a plan has 5 numbers");
   const auto at = [&](int i) { return Narrow(numbers[i], "a number of a plan"); };
   const auto lanes = static_cast<Lanes>(at(0));
-  Require(lanes == Lanes::kTiles || lanes == Lanes::kChannels, "no such engine");
-  const SchemeKernels* kernels = lanes == Lanes::kTiles ? FindScheme(TheSet(), SchemeAt(kTileSchemes, at(1)))
-                                                        : FindChannelScheme(TheSet(), SchemeAt(kChannelSchemes, at(1)));
+  const SchemeKernels* kernels = FindKernels(lanes, at(1));
   Require(kernels != nullptr, "a scheme that no kernels are compiled for");
-  return {kernels, {at(2), at(3), at(4)}};
+  return {lanes, kernels, {at(2), at(3), at(4)}};
+}
+
+// Size of one group's transformed weights [floats].
+std::size_t WeightsSize(const Plan& plan, const Convolution& conv) {
+  Require(plan.lanes != Lanes::kPointwise || IsPointwise(conv),
+          "the pointwise engine takes 1x1 taps without padding on channels_last tensors");
+  return plan.kernels->weights_size(conv);
 }
 
 // Transformed weights for a forward `convolve`. They depend on instruction set, weights and algorithm only.
 Tensor TransformWeightsOp(const Tensor& x, const Tensor& w, const Tensor& y,
                           const std::vector<int64_t>& geometry_numbers, const std::vector<int64_t>& plan_numbers) {
   const Geometry geometry = ReadGeometry(geometry_numbers);
-  const SchemeKernels& kernels = *ReadPlan(plan_numbers).kernels;
+  const Plan plan = ReadPlan(plan_numbers);
   const Convolution first = DescribeForward(x, w, y, geometry);
-  const std::size_t size = kernels.weights_size(first);
+  const std::size_t size = WeightsSize(plan, first);
   Tensor transformed = torch::stable::new_empty(w, {static_cast<int64_t>(size) * geometry.groups});
   float* target = transformed.mutable_data_ptr<float>();
   AdviseHugePages(target, size * geometry.groups * sizeof(float));
   for (int group = 0; group < geometry.groups; group++) {
-    kernels.transform_weights(OfGroup(first, group, false), target + group * size, TheRuntime());
+    plan.kernels->transform_weights(OfGroup(first, group, false), target + group * size, TheRuntime());
   }
   return transformed;
 }
@@ -64,7 +86,7 @@ void RunGroups(const Convolution& first, int groups, bool input_gradient, const 
     return;
   }
   const SchemeKernels& kernels = *plan.kernels;
-  const std::size_t size = kernels.weights_size(first);
+  const std::size_t size = WeightsSize(plan, first);
   static thread_local Scratch weights_scratch;
   for (int group = 0; group < groups; group++) {
     const Convolution conv = OfGroup(first, group, input_gradient);

@@ -56,7 +56,7 @@ struct Convolution : ConvolutionShape {  // of one group
 };
 
 // Meaning of the vector lanes in a forward pass.
-enum class Lanes : int { kTiles = 0, kChannels, kCount };
+enum class Lanes : int { kTiles = 0, kChannels, kPointwise, kCount };
 
 constexpr const char* NameOf(Lanes lanes) {
   switch (lanes) {
@@ -64,6 +64,8 @@ constexpr const char* NameOf(Lanes lanes) {
       return "tile lanes";
     case Lanes::kChannels:
       return "channel lanes";
+    case Lanes::kPointwise:
+      return "pointwise";
     case Lanes::kCount:
       break;
   }

@@ -24,7 +24,7 @@ from ..problem import IMAGE_CHANNELS, Pass, Problem
 from ..selection import TRIALS, Candidate, PlanError, Preference, Selection, by_cost, select, why_not, worth_timing
 from . import native
 from .device import CpuDevice, this_machine
-from .engines import aten, channel_lanes, depthwise, reference, tile_lanes
+from .engines import aten, channel_lanes, depthwise, pointwise, reference, tile_lanes
 from .engines import volumes as engines_volumes
 from .plan import CpuCandidate
 from .profiles import Correction, Formula, Profile, in_force, in_words
@@ -60,7 +60,7 @@ as in a VGG: there is nothing to gain, and each candidate would take hundreds of
 MOST_FOR_THE_CHECK = 0.02
 """Largest share of a call's cost for that check. Above it the weight is transformed in every call."""
 
-ENGINES: tuple[ModuleType, ...] = (tile_lanes, channel_lanes, depthwise, reference, aten)
+ENGINES: tuple[ModuleType, ...] = (tile_lanes, channel_lanes, pointwise, depthwise, reference, aten)
 """Modules with a ``NAME``, ``candidates(problem, device)`` for 2-D problems and ``prepare(chosen, problem, weights)``,
 where ``weights`` is the weight cache or None."""
 
