@@ -11,7 +11,9 @@
 #endif
 
 #include <algorithm>
+#include <iterator>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "channel_lanes/forward.h"
@@ -119,20 +121,18 @@ HWY_NOINLINE void SumChannels(const UnitProducts& op, float* target, std::size_t
 using SumKernel = void (*)(const UnitProducts& op, float* target, std::size_t target_pitch, bool accumulate);
 
 // Compiled for every number of units, so that the last units of a chunk are not padded.
-template <bool kListed, int kVectors, int kUnits>
-SumKernel SumKernelOf(int units) {
-  if constexpr (kUnits > 1) {
-    if (units < kUnits) return SumKernelOf<kListed, kVectors, kUnits - 1>(units);
-  }
-  return &SumChannels<kUnits, kVectors, kListed>;
+template <bool kListed, int kVectors, int... kUnits>
+SumKernel SumKernelAmong(int units, std::integer_sequence<int, kUnits...>) {
+  static constexpr SumKernel kKernels[] = {&SumChannels<kUnits + 1, kVectors, kListed>...};
+  return kKernels[units - 1];
 }
 
 template <bool kListed, int kVectors = kTileVectors<kListed>>
-SumKernel SumKernelOf(int units, int vectors) {
+SumKernel SumKernelFor(int units, int vectors) {
   if constexpr (kVectors > 1) {
-    if (vectors < kVectors) return SumKernelOf<kListed, kVectors - 1>(units, vectors);
+    if (vectors < kVectors) return SumKernelFor<kListed, kVectors - 1>(units, vectors);
   }
-  return SumKernelOf<kListed, kVectors, kTileUnits<kListed>[kVectors]>(units);
+  return SumKernelAmong<kListed, kVectors>(units, std::make_integer_sequence<int, kTileUnits<kListed>[kVectors]>());
 }
 
 // Weights of all matrices: [matrix][tile of output vectors][tap][channel][vector][lane].
@@ -513,12 +513,12 @@ class FastForward {
 template <class Form>
 class ChannelForward {
  public:
-  ChannelForward(const Convolution& conv, const float* transformed)
+  ChannelForward(const Convolution& conv, const Schedule& schedule, const float* transformed)
       : conv_(conv),
         weights_(Form::Weights(conv)),
         reader_(Form::Reader(conv)),
         transformed_(transformed),
-        form_(conv, ChooseUnits(conv)) {}
+        form_(conv, schedule.lanes > 0 ? schedule.lanes : ChooseUnits(conv)) {}
 
   void Run(const Runtime& runtime) const {
     const int units = form_.grid().ChunkUnits();
@@ -645,7 +645,7 @@ class ChannelForward {
       op.ahead = next + tile % width * (terms + op.more_ahead * vectors) * kLanes;
       op.units = list.data() + unit;
       if (!kListed) op.x = x + list[unit];
-      SumKernelOf<kListed>(end - unit, width)(op, target + unit * kLanes, vector_pitch, accumulate);
+      SumKernelFor<kListed>(end - unit, width)(op, target + unit * kLanes, vector_pitch, accumulate);
     }
   }
 
@@ -685,9 +685,9 @@ void TransformForwardWeights(const Convolution& conv, float* transformed, const 
 }
 
 template <class Form>
-void RunForward(const Convolution& conv, const Schedule&, const float* transformed, const Runtime& runtime) {
+void RunForward(const Convolution& conv, const Schedule& schedule, const float* transformed, const Runtime& runtime) {
   if (conv.batch == 0 || conv.out_height <= 0 || conv.out_width <= 0) return;
-  WithForm<Form>(conv, [&]<class Chosen>() { ChannelForward<Chosen>(conv, transformed).Run(runtime); });
+  WithForm<Form>(conv, [&]<class Chosen>() { ChannelForward<Chosen>(conv, schedule, transformed).Run(runtime); });
 }
 
 template <class Form>
