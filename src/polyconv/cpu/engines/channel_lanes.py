@@ -27,8 +27,6 @@ NAME = "channel lanes"
 
 WEIGHTS_IN_CACHE = 384 * 2**10
 """Transformed weights up to this size [bytes] are made once for all tiles."""
-OUTPUTS_TOGETHER = 4
-"""Vectors of output channels that one register tile sums, at most."""
 READ_AGAIN = 16.0
 """Cycles per vector of weights read from beyond the core's caches."""
 
@@ -140,10 +138,8 @@ def forward_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) -
     per_input, per_output = (25.0, 30.0) if prod(part.size) >= 512**2 else (12.0, 20.0)
     pixels = part.batch * prod(part.size) * (per_input * x_vectors + per_output * y_vectors)
     transforms = 0.0 if scheme.direct else tiles * points * (x_vectors + y_vectors) * 4.0
-    items = _chunks(part, scheme)
-    if items < 4 * device.cores:  # then output channels are cut, too
-        items *= min(device.cores, ceil_div(y_vectors, OUTPUTS_TOGETHER))
-    idle = ceil_div(items, device.cores) * device.cores / items
+    chunks = _chunks(part, scheme)
+    idle = ceil_div(chunks, device.cores) * device.cores / chunks
     crowding = 0.8 if scheme.direct else 0.92 + 0.0036 * points
     return idle * crowding * (products + pixels + transforms) + READ_AGAIN * terms * y_vectors
 
