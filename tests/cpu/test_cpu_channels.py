@@ -12,10 +12,15 @@ from cpu_passes import Layer, arranged, close, poisoned, wide_layers
 from nightly import NIGHTLY
 from polyconv.cpu import native
 from polyconv.numerics import reference
+from polyconv.problem import Activation
 
 cpu_passes.load_native()
 
 ALGORITHMS = range(4)
+CHUNKS = Layer((3, 40, 28, 33), 37, (3, 3), (1, 1, 1, 1))
+FEW_CHUNKS = Layer((1, 40, 7, 7), 150, (3, 3), (1, 1, 1, 1))
+"""Threads share its output channels."""
+DILATED = Layer((1, 35, 30, 31), 70, (3, 3), (12, 12, 12, 12), (12, 12))
 CASES = {**cpu_passes.EDGES, **cpu_passes.BORDERED, **cpu_passes.STRIDED}
 
 
@@ -56,15 +61,38 @@ def test_any_geometry(case: Layer, algorithm: int, read: str, written: str) -> N
         check(case, algorithm, read, written)
 
 
+@pytest.mark.parametrize("out_channels", [5, 30, 47, 64, 70])
+def test_every_register_tile(out_channels: int, instruction_set: str) -> None:
+    """Chunks of all numbers of units, in channels_last: from one unit to more than a register tile has."""
+    case = Layer((1, 20, 5, 70), out_channels, (3, 3), (1, 1, 1, 1))
+    x, w, bias, _ = case.tensors()
+    x, residual = arranged(x, "channels_last"), arranged(torch.randn(case.y), "channels_last")
+    expected = (reference.fprop(case.moves, x, w, bias) + residual).relu()
+    relu = native.activation_number(Activation.RELU)
+    for algorithm in ALGORITHMS:
+        kept = torch.ops.polyconv_cpu.transform_weights(x, w, residual, case.geometry, plan(algorithm))
+        for units in range(1, 18):
+            y, numbers = poisoned(case.y, "channels_last"), [1, algorithm, 0, units, 0]
+            torch.ops.polyconv_cpu.convolve(x, w, bias, y, case.geometry, numbers, kept, residual, relu)
+            close(y, expected)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "window"])
+@pytest.mark.parametrize("case", [CHUNKS, FEW_CHUNKS, DILATED], ids=["chunks", "few chunks", "dilated"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_same_bits_whatever_the_number_of_threads(algorithm: int) -> None:
-    case = Layer((3, 40, 28, 33), 37, (3, 3), (1, 1, 1, 1))
+def test_same_bits_whatever_the_number_of_threads(algorithm: int, case: Layer, layout: str) -> None:
     x, w, _, _ = case.tensors()
+    x = arranged(x, layout)
+    kept = torch.ops.polyconv_cpu.transform_weights(x, w, poisoned(case.y), case.geometry, plan(algorithm))
 
     def compute() -> list[torch.Tensor]:
-        y = poisoned(case.y)
-        torch.ops.polyconv_cpu.convolve(x, w, None, y, case.geometry, plan(algorithm), None)
-        return [y]
+        results = poisoned(case.y, layout), poisoned(case.y, layout)
+        for y, weights in zip(results, (None, kept), strict=True):
+            torch.ops.polyconv_cpu.convolve(x, w, None, y, case.geometry, plan(algorithm), weights)
+            close(y, expected)
+        return list(results)
+
+    expected = reference.fprop(case.moves, x, w, None)
 
     cpu_passes.same_bits_for_any_threads(compute)
 

@@ -11,7 +11,9 @@
 #endif
 
 #include <algorithm>
+#include <iterator>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "channel_lanes/forward.h"
@@ -28,36 +30,57 @@ HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
 
-// Vectors of output channels between two inverse transforms.
-inline constexpr int kBlockVectors = 2 * kSumVectors;
+// Most units of a register tile by its number of vectors of output channels: as many as registers allow, beside the
+// weights and one broadcast factor. Listed units, each with an offset in a register: as in the weight gradient.
+// Adjacent units: wide tiles load least per multiply-add.
+inline constexpr int kListedUnits[] = {0, kSumRows, kSumRows, kSumRows};
+#if HWY_TARGET <= HWY_AVX3
+inline constexpr int kAdjacentUnits[] = {0, 16, 14, 9, 6};
+#else
+inline constexpr int kAdjacentUnits[] = {0, 12, 6, 4};
+#endif
+template <bool kListed>
+inline constexpr const auto& kTileUnits = kAdjacentUnits;
+template <>
+inline constexpr const auto& kTileUnits<true> = kListedUnits;
+template <bool kListed>
+inline constexpr int kTileVectors = std::size(kTileUnits<kListed>) - 1;
 
-// Terms (input channels times taps) that a register tile sums at a time: a chunk's units reuse their weights from L1.
-inline constexpr int kTermsAtATime = 144;
-static_assert(kTermsAtATime % kLanes == 0, "channels are cut by whole vectors, and no sum is longer than this");
+// Most terms (input channels times taps) that a register tile sums at a time, and the size of a register tile's weights
+// for them [bytes]: a chunk's units reuse them from L1.
+inline constexpr int kMostTerms = 144;
+inline constexpr int kWeightsInL1 = 16 << 10;
 
 // Transformed weights that stay in L2 beside the units [bytes].
 inline constexpr std::size_t kWeightsInCache = 384 << 10;
 
+// Whole vectors of channels that are summed at a time if a channel has so many bytes of weights.
+constexpr int TermsWithin(std::size_t cache, std::size_t bytes) {
+  return std::min<int>(kMostTerms, cache / bytes) / kLanes * kLanes;
+}
+static_assert(kMostTerms % kLanes == 0);
+
 // Operands of a register tile. Offsets and pitches are in floats.
 struct UnitProducts {
   const float* x;               // vectors of input channels
-  const std::ptrdiff_t* units;  // offset of each unit
+  const std::ptrdiff_t* units;  // offset of each unit; null: units are adjacent vectors
   const std::ptrdiff_t* taps;   // offset of each tap
   int tap_count;
   int channels;
   std::size_t vector_pitch;  // between vectors of input channels
   const float* weights;      // [tap][channel][vector][lane]
-  const float* ahead;        // one vector per term to prefetch: weights that are needed next
+  const float* ahead;        // weights that are needed next, to prefetch: a vector per term,
+  int more_ahead;            // and so many more per vector of channels
 };
 
 // target[vector][unit][lane] = or += the sum over taps and channels.
-template <int kUnits, int kVectors>
+template <int kUnits, int kVectors, bool kListed>
 HWY_NOINLINE void SumChannels(const UnitProducts& op, float* target, std::size_t target_pitch, bool accumulate) {
   Floats sum[kUnits][kVectors];
   std::ptrdiff_t unit[kUnits];
   POLYCONV_UNROLL
   for (int u = 0; u < kUnits; u++) {
-    unit[u] = op.units[u];
+    unit[u] = kListed ? op.units[u] : u * kLanes;
     POLYCONV_UNROLL
     for (int v = 0; v < kVectors; v++) {
       sum[u][v] = hn::Zero(kFloats);
@@ -70,6 +93,7 @@ HWY_NOINLINE void SumChannels(const UnitProducts& op, float* target, std::size_t
     const float* x = op.x + op.taps[tap];
     for (int left = op.channels; left > 0; left -= kLanes, x += op.vector_pitch) {
       const int lanes = std::min(left, kLanes);
+      for (int i = 0; i < op.more_ahead; i++, ahead += kLanes) hwy::Prefetch(ahead);
       for (int lane = 0; lane < lanes; lane++, weights += kVectors * kLanes, ahead += kLanes) {
         hwy::Prefetch(ahead);
         Floats w[kVectors];
@@ -94,40 +118,42 @@ HWY_NOINLINE void SumChannels(const UnitProducts& op, float* target, std::size_t
   }
 }
 
-// Compiled for every number of units up to kSumRows, so that the last units of a chunk are not padded.
-template <int kUnits = kSumRows>
-HWY_INLINE void SumChannels(int units, int vectors, const UnitProducts& op, float* target, std::size_t target_pitch,
-                            bool accumulate) {
-  if constexpr (kUnits > 1) {
-    if (units < kUnits) return SumChannels<kUnits - 1>(units, vectors, op, target, target_pitch, accumulate);
+using SumKernel = void (*)(const UnitProducts& op, float* target, std::size_t target_pitch, bool accumulate);
+
+// Compiled for every number of units, so that the last units of a chunk are not padded.
+template <bool kListed, int kVectors, int... kUnits>
+SumKernel SumKernelAmong(int units, std::integer_sequence<int, kUnits...>) {
+  static constexpr SumKernel kKernels[] = {&SumChannels<kUnits + 1, kVectors, kListed>...};
+  return kKernels[units - 1];
+}
+
+template <bool kListed, int kVectors = kTileVectors<kListed>>
+SumKernel SumKernelFor(int units, int vectors) {
+  if constexpr (kVectors > 1) {
+    if (vectors < kVectors) return SumKernelFor<kListed, kVectors - 1>(units, vectors);
   }
-  if (vectors == 3) return SumChannels<kUnits, 3>(op, target, target_pitch, accumulate);
-  if (vectors == 2) return SumChannels<kUnits, 2>(op, target, target_pitch, accumulate);
-  SumChannels<kUnits, 1>(op, target, target_pitch, accumulate);
+  return SumKernelAmong<kListed, kVectors>(units, std::make_integer_sequence<int, kTileUnits<kListed>[kVectors]>());
 }
 
 // Weights of all matrices: [matrix][tile of output vectors][tap][channel][vector][lane].
 struct ForwardWeights {
   int matrices, taps, channels, vectors;
+  std::vector<int> starts;  // first vector of each tile, and the end
 
-  ForwardWeights(const Convolution& conv, int matrix_count, int tap_count)
+  ForwardWeights(const Convolution& conv, int matrix_count, int tap_count, int widest)
       : matrices(matrix_count),
         taps(tap_count),
         channels(conv.in_channels),
-        vectors(CeilDiv(conv.out_channels, kLanes)) {}
+        vectors(CeilDiv(conv.out_channels, kLanes)) {
+    for (int v = 0; v < vectors; v += NextVectors(vectors - v, widest)) starts.push_back(v);
+    starts.push_back(vectors);
+  }
 
+  int tiles() const { return static_cast<int>(starts.size()) - 1; }
+  int Width(int tile) const { return starts[tile + 1] - starts[tile]; }
   std::size_t tile_row() const { return static_cast<std::size_t>(taps) * channels * kLanes; }  // per vector
   std::size_t matrix_size() const { return tile_row() * vectors; }
   std::size_t size() const { return matrix_size() * matrices; }
-
-  // Calls fn(first vector, vectors) for every tile.
-  template <class Fn>
-  static void ForTiles(int first, int last, const Fn& fn) {
-    for (int v = first, width; v < last; v += width) {
-      width = NextVectors(last - v);
-      fn(v, width);
-    }
-  }
 
   // Offset of one vector within its matrix.
   std::size_t Offset(int first_vector, int width, int vector, int tap, int channel) const {
@@ -146,7 +172,10 @@ static_assert(kLanes == 2 * kWeightLanes);
 class DirectForward {
  public:
   static constexpr int kMatrices = 1;
-  static constexpr int kTerms = kTermsAtATime;
+  static constexpr bool kListed = true;
+  static constexpr int kTerms = kMostTerms;
+  static constexpr int kFreshTerms = 0;  // no weights are transformed on the fly
+  static constexpr int kBlockTiles = 2;
   static bool Serves(const Convolution&) { return true; }
 
   DirectForward(const Convolution& conv, int units)
@@ -159,7 +188,9 @@ class DirectForward {
     }
   }
 
-  static ForwardWeights Weights(const Convolution& conv) { return {conv, 1, conv.taps_h * conv.taps_w}; }
+  static ForwardWeights Weights(const Convolution& conv) {
+    return {conv, 1, conv.taps_h * conv.taps_w, kTileVectors<kListed>};
+  }
 
   static bool TakesPlainWeights(const Convolution&) { return false; }
 
@@ -177,37 +208,45 @@ class DirectForward {
     }
   }
 
-  const PackedPanels& panels() const { return panels_; }
+  const PanelGrid& grid() const { return panels_.grid(); }
+  int x_vectors() const { return panels_.x_vectors(); }
   const std::vector<std::ptrdiff_t>& taps() const { return taps_; }
+  std::size_t packed_size() const { return panels_.chunk_size(); }
   std::size_t expanded_size() const { return 0; }
   std::size_t matrix_pitch() const { return 0; }
   std::size_t vector_pitch() const { return panels_.x_vector(); }
   std::size_t work_size() const { return 0; }
-  std::size_t outputs_size(int) const { return 0; }
+  std::size_t outputs_size() const { return 0; }
 
   void ListUnits(int chunk, std::vector<std::ptrdiff_t>* units) const {
-    const PanelGrid& grid = panels_.grid();
-    panels_.ForPanels(chunk, [&](const Panel& panel, int number) {
+    grid().ForPanels(chunk, [&](const Panel& panel, int number) {
       const std::ptrdiff_t first = number * static_cast<std::ptrdiff_t>(panels_.panel_size());
       for (int i = 0; i < panel.rows; i++) {
-        const std::ptrdiff_t row = first + i * grid.row_stride() * static_cast<std::ptrdiff_t>(panels_.x_row());
+        const std::ptrdiff_t row = first + i * grid().row_stride() * static_cast<std::ptrdiff_t>(panels_.x_row());
         for (int j = 0; j < panel.columns; j++) {
           units->push_back(row + static_cast<std::ptrdiff_t>(j) * conv_.stride_w * kLanes);
         }
       }
     });
   }
-  const float* Expand(int, const float* packed, float*, float*) const { return packed; }
+
+  // Packs all pixels of a chunk.
+  const float* Load(int chunk, float* packed, float*, float*) const {
+    const StageTimer timer(Stage::kGather);
+    grid().ForPanels(chunk, [&](const Panel& panel, int number) {
+      panels_.PackInput(panel, packed + number * panels_.panel_size());
+    });
+    return packed;
+  }
 
   // The sums are the outputs, row after row of a panel.
   void Finish(int chunk, const float* sums, std::size_t, std::size_t vector_pitch, float*, int first_vector,
               int vectors, const RowUnpacker& unpacker) const {
-    const PanelGrid& grid = panels_.grid();
-    panels_.ForPanels(chunk, [&](const Panel& panel, int) {
+    grid().ForPanels(chunk, [&](const Panel& panel, int) {
       for (int v = 0; v < vectors; v++) {
         const float* row = sums + v * vector_pitch;
         for (int i = 0; i < panel.rows; i++, row += panel.columns * kLanes) {
-          unpacker.Unpack(panel.image, grid.OutputRow(panel, i), grid.FirstOutputColumn(panel), panel.columns, row,
+          unpacker.Unpack(panel.image, grid().OutputRow(panel, i), grid().FirstOutputColumn(panel), panel.columns, row,
                           first_vector + v);
         }
       }
@@ -227,18 +266,28 @@ class FastForward {
  public:
   using S = Scheme<AlongH, AlongW, false, true>;
   static constexpr int kMatrices = AlongH::kPoints * AlongW::kPoints;
-  // Input channels summed at a time, so that a tile's weights for them, at all points, stay in the cache.
-  static constexpr int kTerms = std::min<int>(
-      kTermsAtATime, kWeightsInCache / (sizeof(float) * kMatrices * kSumVectors * kLanes) / kLanes * kLanes);
-  static_assert(kTerms >= kLanes);
+  static constexpr bool kListed = false;
+  static constexpr int kTerms = TermsWithin(kWeightsInL1, sizeof(float) * kTileVectors<kListed> * kLanes);
+  // Weights transformed on the fly, of a tile and all points, stay in L2.
+  static constexpr int kFreshTerms = TermsWithin(kWeightsInCache, sizeof(float) * kMatrices * kSumVectors * kLanes);
+  static_assert(kFreshTerms >= kLanes);
+  // Small images have few units, whose sums are small: then x is read once for many output channels.
+  static constexpr int kBlockTiles = 4;
   static bool Serves(const Convolution& conv) {
     return conv.stride_h == 1 && conv.stride_w == 1 && conv.taps_h <= AlongH::kR && conv.taps_w <= AlongW::kR;
   }
 
   FastForward(const Convolution& conv, int units)
-      : panels_(conv, TileShape{AlongH::kM, AlongW::kM, AlongH::kR, AlongW::kR, true}, units), taps_{0} {}
+      : grid_(conv, TileShape{AlongH::kM, AlongW::kM, AlongH::kR, AlongW::kR, true}, units),
+        packer_(InputPixels(conv)),
+        column_(conv.x_column),
+        segment_(std::min(Segment(conv), grid_.panel_columns())),
+        // Odd numbers of columns, against conflicts of rows in cache sets.
+        x_row_(static_cast<std::size_t>(grid_.InputColumns(segment_) | 1) * kLanes),
+        y_row_(static_cast<std::size_t>(grid_.OutputColumns(segment_) | 1) * kLanes),
+        taps_{0} {}
 
-  static ForwardWeights Weights(const Convolution& conv) { return {conv, kMatrices, 1}; }
+  static ForwardWeights Weights(const Convolution& conv) { return {conv, kMatrices, 1, kTileVectors<kListed>}; }
 
   // If the transformed weights exceed the cache, writing and reading them takes longer than the products of a small
   // image. They are then made tile by tile, for some input channels at a time, and used by all units of a chunk.
@@ -273,61 +322,66 @@ class FastForward {
     }
   }
 
-  const PackedPanels& panels() const { return panels_; }
+  const PanelGrid& grid() const { return grid_; }
+  int x_vectors() const { return packer_.vectors(); }
   const std::vector<std::ptrdiff_t>& taps() const { return taps_; }
+  std::size_t packed_size() const { return x_row_ * grid_.MostInputRows(); }
   std::size_t expanded_size() const { return kMatrices * matrix_pitch(); }
-  std::size_t vector_pitch() const { return static_cast<std::size_t>(panels_.grid().ChunkUnits()) * kLanes; }
+  std::size_t vector_pitch() const { return static_cast<std::size_t>(grid_.ChunkUnits()) * kLanes; }
   // An odd number of vectors, against conflicts in cache sets.
-  std::size_t matrix_pitch() const {
-    return static_cast<std::size_t>((panels_.grid().ChunkUnits() * panels_.x_vectors()) | 1) * kLanes;
-  }
-  std::size_t work_size() const {
-    return static_cast<std::size_t>(S::kGroupRows) * panels_.grid().InputColumns() * kLanes;
-  }
-  std::size_t outputs_size(int vectors) const {
-    return panels_.dy_vector() * vectors * panels_.grid().MostOutputRows();
-  }
+  std::size_t matrix_pitch() const { return static_cast<std::size_t>((grid_.ChunkUnits() * x_vectors()) | 1) * kLanes; }
+  std::size_t work_size() const { return S::kGroupRows * x_row_; }
+  std::size_t outputs_size() const { return y_row_ * AlongH::kM; }
 
   void ListUnits(int chunk, std::vector<std::ptrdiff_t>* units) const {
     int count = 0;
-    panels_.ForPanels(chunk, [&](const Panel& panel, int) { count += panels_.grid().Units(panel); });
+    grid_.ForPanels(chunk, [&](const Panel& panel, int) { count += grid_.Units(panel); });
     for (int i = 0; i < count; i++) units->push_back(i * kLanes);
   }
 
-  // Transforms all tiles of a chunk: [point][vector of channels][tile][lane], points in natural order.
-  const float* Expand(int chunk, const float* packed, float* expanded, float* work) const {
-    const StageTimer timer(Stage::kExpand);
-    ExpandGroups<0>(chunk, packed, expanded, work);
+  // Transforms all tiles of a chunk: [point][vector of channels][tile][lane], points in natural order. Pixels are
+  // packed for one segment and one vector of channels at a time, and are still in L1 when they are transformed.
+  const float* Load(int chunk, float* packed, float* expanded, float* work) const {
+    float* target = expanded;
+    grid_.ForPanels(chunk, [&](const Panel& panel, int) {
+      ForSegments(panel, [&](const Panel& segment) {
+        for (int v = 0; v < x_vectors(); v++) {
+          Pack(segment, v, packed);
+          const StageTimer timer(Stage::kExpand);
+          float* tiles = target + v * vector_pitch() + (segment.first_column - panel.first_column) * kLanes;
+          ExpandGroups<0>(segment, panel.columns, packed, tiles, work);
+        }
+      });
+      target += grid_.Units(panel) * kLanes;
+    });
     return expanded;
   }
 
   // Applies the inverse transform to the sums of all points, and writes the outputs.
   void Finish(int chunk, const float* sums, std::size_t matrix_pitch, std::size_t vector_pitch, float* outputs,
               int first_vector, int vectors, const RowUnpacker& unpacker) const {
-    const PanelGrid& grid = panels_.grid();
-    const std::size_t out_row = panels_.dy_vector() * vectors;
-    panels_.ForPanels(chunk, [&](const Panel& panel, int) {
-      for (int row = 0; row < panel.rows; row++) {
-        float* rows = outputs + row * AlongH::kM * out_row;
-        for (int phase = 0; phase < grid.column_phases(); phase++, sums += panel.columns * kLanes) {
-          for (int v = 0; v < vectors; v++) {
-            for (int t = 0; t < panel.columns; t++) {
-              const int column = phase + t * AlongW::kM * grid.column_dilation();
-              InvertTile(sums + v * vector_pitch + t * kLanes, matrix_pitch,
-                         rows + v * panels_.dy_vector() + column * kLanes, out_row,
-                         static_cast<std::size_t>(grid.column_dilation()) * kLanes);
+    const std::size_t column_pitch = static_cast<std::size_t>(grid_.column_dilation()) * kLanes;
+    grid_.ForPanels(chunk, [&](const Panel& panel, int) {
+      ForSegments(panel, [&](const Panel& segment) {
+        // All rows of one vector of channels before the next vector: rows may share cache lines.
+        for (int v = 0; v < vectors; v++) {
+          const float* line = sums + v * vector_pitch + (segment.first_column - panel.first_column) * kLanes;
+          for (int row = 0; row < panel.rows; row++) {
+            for (int phase = 0; phase < grid_.column_phases(); phase++, line += panel.columns * kLanes) {
+              for (int t = 0; t < segment.columns; t++) {
+                InvertTile(line + t * kLanes, matrix_pitch, outputs + phase * kLanes + t * AlongW::kM * column_pitch,
+                           y_row_, column_pitch);
+              }
+            }
+            for (int i = 0; i < AlongH::kM; i++) {
+              unpacker.Unpack(panel.image, grid_.OutputRow(panel, row * AlongH::kM + i),
+                              grid_.FirstOutputColumn(segment), grid_.OutputColumns(segment.columns),
+                              outputs + i * y_row_, first_vector + v);
             }
           }
         }
-      }
-      // All rows of one vector of channels before the next vector: rows may share cache lines.
-      for (int v = 0; v < vectors; v++) {
-        for (int i = 0; i < grid.OutputRows(panel); i++) {
-          unpacker.Unpack(panel.image, grid.OutputRow(panel, i), grid.FirstOutputColumn(panel),
-                          panel.columns * AlongW::kM * grid.column_dilation(),
-                          outputs + i * out_row + v * panels_.dy_vector(), first_vector + v);
-        }
-      }
+      });
+      sums += grid_.Units(panel) * kLanes;
     });
   }
 
@@ -378,32 +432,50 @@ class FastForward {
     return sum;
   }
 
+  // Tiles along a row whose pixels are packed together. With contiguous channels so few that they stay in L1;
+  // otherwise whole rows, because their pixels are transposed in blocks.
+  static int Segment(const Convolution& conv) { return conv.x_channel == 1 ? 8 : conv.out_width; }
+
+  // Calls fn for the segments of a panel, which are panels with fewer columns.
+  template <class Fn>
+  void ForSegments(const Panel& panel, const Fn& fn) const {
+    Panel segment = panel;
+    for (int first = 0; first < panel.columns; first += segment_) {
+      segment.first_column = panel.first_column + first;
+      segment.columns = std::min(segment_, panel.columns - first);
+      fn(segment);
+    }
+  }
+
+  void Pack(const Panel& segment, int vector, float* packed) const {
+    const StageTimer timer(Stage::kGather);
+    const bool last = vector + 1 == x_vectors();
+    const std::ptrdiff_t ahead = last ? grid_.OutputColumns(segment.columns) * column_ - vector * kLanes : kLanes;
+    for (int i = 0; i < grid_.InputRows(segment); i++, packed += x_row_) {
+      packer_.PackVector(segment.image, grid_.InputRow(segment, i), grid_.FirstInputColumn(segment),
+                         grid_.InputColumns(segment.columns), vector, packed, ahead);
+    }
+  }
+
+  // Both points of a group in one step of the transform. `columns`: tiles from a row of the target to the next.
   template <int kGroup>
-  void ExpandGroups(int chunk, const float* packed, float* expanded, float* work) const {
+  void ExpandGroups(const Panel& segment, int columns, const float* packed, float* target, float* work) const {
     if constexpr (kGroup < S::kGroups) {
-      const PackedPanels& p = panels_;
-      // Both points of a group in one step of the transform.
       constexpr int kFirst = S::PointOfH(kGroup, 0), kSecond = S::PointOfH(kGroup, S::kGroupRows - 1);
       TileLine line{};
-      line.row_pitch = p.x_row();
-      line.column_pitch = static_cast<std::size_t>(p.grid().column_dilation()) * kLanes;
+      line.row_pitch = x_row_;
+      line.column_pitch = static_cast<std::size_t>(grid_.column_dilation()) * kLanes;
+      line.tiles = segment.columns;
+      line.target = target + kFirst * AlongW::kPoints * matrix_pitch();
       line.matrix_pitch = matrix_pitch();
       line.group_pitch = (kSecond - kFirst) * AlongW::kPoints * matrix_pitch();
-      float* target = expanded + kFirst * AlongW::kPoints * matrix_pitch();
-      p.ForPanels(chunk, [&](const Panel& panel, int number) {
-        const float* x = packed + number * p.panel_size();
-        line.tiles = panel.columns;
-        for (int row = 0; row < panel.rows; row++) {
-          for (int phase = 0; phase < p.grid().column_phases(); phase++, target += panel.columns * kLanes) {
-            for (int v = 0; v < p.x_vectors(); v++) {
-              line.pixels = x + row * AlongH::kM * p.x_row() + v * p.x_vector() + phase * kLanes;
-              line.target = target + v * vector_pitch();
-              ExpandInput<S, kGroup>(line, work);
-            }
-          }
+      for (int row = 0; row < segment.rows; row++) {
+        for (int phase = 0; phase < grid_.column_phases(); phase++, line.target += columns * kLanes) {
+          line.pixels = packed + row * AlongH::kM * x_row_ + phase * kLanes;
+          ExpandInput<S, kGroup>(line, work);
         }
-      });
-      ExpandGroups<kGroup + 1>(chunk, packed, expanded, work);
+      }
+      ExpandGroups<kGroup + 1>(segment, columns, packed, target, work);
     }
   }
 
@@ -430,51 +502,63 @@ class FastForward {
     }
   }
 
-  const PackedPanels panels_;
+  const PanelGrid grid_;
+  const RowPacker packer_;
+  const std::ptrdiff_t column_;
+  const int segment_;
+  const std::size_t x_row_, y_row_;
   const std::vector<std::ptrdiff_t> taps_;
 };
 
 template <class Form>
 class ChannelForward {
  public:
-  ChannelForward(const Convolution& conv, const float* transformed)
+  ChannelForward(const Convolution& conv, const Schedule& schedule, const float* transformed)
       : conv_(conv),
         weights_(Form::Weights(conv)),
         reader_(Form::Reader(conv)),
         transformed_(transformed),
-        form_(conv, ChooseUnits(conv)) {}
+        form_(conv, schedule.lanes > 0 ? schedule.lanes : ChooseUnits(conv)) {}
 
   void Run(const Runtime& runtime) const {
-    const PackedPanels& panels = form_.panels();
-    const int units = panels.grid().ChunkUnits(), block = std::min(weights_.vectors, kBlockVectors);
+    const int units = form_.grid().ChunkUnits();
+    const int block = std::min(weights_.vectors, Form::kBlockTiles * kTileVectors<Form::kListed>);
     const std::size_t vector_pitch = static_cast<std::size_t>(units) * kLanes;
     const std::size_t matrix_pitch = static_cast<std::size_t>((units * block) | 1) * kLanes;
     const RowUnpacker unpacker(conv_);
-    runtime.parallel_for(panels.grid().chunks(), [&](std::int64_t begin, std::int64_t end) {
+    // If there are few chunks for the threads, output channels are cut, too.
+    const int chunks = form_.grid().chunks();
+    const int parts = chunks < 4 * runtime.threads ? std::min(runtime.threads, weights_.tiles()) : 1;
+    runtime.parallel_for(static_cast<std::int64_t>(chunks) * parts, [&](std::int64_t begin, std::int64_t end) {
       Carver carver;
-      const std::size_t packed_at = carver.Take(panels.chunk_size());
+      const std::size_t packed_at = carver.Take(form_.packed_size());
       const std::size_t expanded_at = carver.Take(form_.expanded_size());
       const std::size_t sums_at = carver.Take(Form::kMatrices * matrix_pitch);
-      const std::size_t outputs_at = carver.Take(form_.outputs_size(block));
+      const std::size_t outputs_at = carver.Take(form_.outputs_size());
       const std::size_t work_at = carver.Take(form_.work_size());
       const std::size_t weights_at = carver.Take(transformed_ == nullptr ? Form::kMatrices * kFreshPitch : 0);
       float* scratch = Scratch::OfThread().Get(carver.size());
       float* sums = scratch + sums_at;
+      const float* x = nullptr;
       std::vector<std::ptrdiff_t> list;
-      for (int chunk = static_cast<int>(begin); chunk < end; chunk++) {
-        Pack(chunk, scratch + packed_at);
-        const float* x = form_.Expand(chunk, scratch + packed_at, scratch + expanded_at, scratch + work_at);
-        list.clear();
-        form_.ListUnits(chunk, &list);
-        for (int first = 0; first < weights_.vectors; first += block) {
-          const int last = std::min(first + block, weights_.vectors);
+      for (std::int64_t item = begin; item < end; item++) {
+        const int chunk = static_cast<int>(item / parts), part = static_cast<int>(item % parts);
+        if (item == begin || part == 0) {
+          x = form_.Load(chunk, scratch + packed_at, scratch + expanded_at, scratch + work_at);
+          list.clear();
+          form_.ListUnits(chunk, &list);
+        }
+        const int end_tile = weights_.tiles() * (part + 1) / parts;
+        for (int first = weights_.tiles() * part / parts, last; first < end_tile; first = last) {
+          last = std::min(first + Form::kBlockTiles, end_tile);
           if (transformed_ != nullptr) {
             Multiply(x, list, first, last, sums, matrix_pitch, vector_pitch);
-          } else if constexpr (Form::kMatrices > 1) {
+          } else if constexpr (!Form::kListed) {
             TransformAndMultiply(x, list, first, last, sums, matrix_pitch, vector_pitch, scratch + weights_at);
           }
           const StageTimer timer(Stage::kInvert);
-          form_.Finish(chunk, sums, matrix_pitch, vector_pitch, scratch + outputs_at, first, last - first, unpacker);
+          const int vector = weights_.starts[first], vectors = weights_.starts[last] - vector;
+          form_.Finish(chunk, sums, matrix_pitch, vector_pitch, scratch + outputs_at, vector, vectors, unpacker);
         }
       }
     });
@@ -482,36 +566,31 @@ class ChannelForward {
 
  private:
   // Pitch between the points of weights transformed on the fly: an odd number of vectors, against cache set conflicts.
-  static constexpr std::size_t kFreshPitch = static_cast<std::size_t>((Form::kTerms * kSumVectors) | 1) * kLanes;
+  static constexpr std::size_t kFreshPitch =
+      static_cast<std::size_t>((Form::kFreshTerms * kTileVectors<Form::kListed>) | 1) * kLanes;
 
   // As many units as keep the transformed input in L2, so that weights are reused often.
   static int ChooseUnits(const Convolution& conv) {
     constexpr double kCache = 1.2 * (1 << 20);
-    const double unit = 4.0 * Form::kMatrices * (conv.in_channels + kBlockVectors * kLanes);
-    return Form::kMatrices == 1 ? 128 : std::clamp(static_cast<int>(kCache / unit), 56, 96);
-  }
-
-  void Pack(int chunk, float* packed) const {
-    const StageTimer timer(Stage::kGather);
-    form_.panels().ForPanels(chunk, [&](const Panel& panel, int number) {
-      form_.panels().PackInput(panel, packed + number * form_.panels().panel_size());
-    });
+    const double unit = 4.0 * Form::kMatrices * (conv.in_channels + 96);
+    return Form::kListed ? 128 : std::clamp(static_cast<int>(kCache / unit), 56, 96);
   }
 
   void Multiply(const float* x, const std::vector<std::ptrdiff_t>& list, int first, int last, float* sums,
                 std::size_t matrix_pitch, std::size_t vector_pitch) const {
     const StageTimer timer(Stage::kProducts);
     // Either some channels of one tap, or all channels of some taps.
-    const int vectors = form_.panels().x_vectors();
+    const int vectors = form_.x_vectors();
     const int blocks = CeilDiv(vectors * kLanes, Form::kTerms);
     const int channels_at_a_time = blocks > 1 ? CeilDiv(vectors, blocks) * kLanes : weights_.channels;
     const int taps_at_a_time = std::max(1, Form::kTerms / channels_at_a_time);
     UnitProducts op{};
     op.vector_pitch = form_.vector_pitch();
     for (int matrix = 0; matrix < Form::kMatrices; matrix++) {
-      ForwardWeights::ForTiles(first, last, [&](int v, int width) {
+      for (int tile = first; tile < last; tile++) {
+        const int v = weights_.starts[tile], width = weights_.Width(tile);
         const float* weights = transformed_ + matrix * weights_.matrix_size();
-        float* target = sums + matrix * matrix_pitch + (v - first) * vector_pitch;
+        float* target = sums + matrix * matrix_pitch + (v - weights_.starts[first]) * vector_pitch;
         for (int tap = 0; tap < weights_.taps; tap += taps_at_a_time) {
           op.taps = form_.taps().data() + tap;
           op.tap_count = std::min(taps_at_a_time, weights_.taps - tap);
@@ -522,7 +601,7 @@ class ChannelForward {
             MultiplyUnits(op, list, width, target, vector_pitch, tap + channel > 0);
           }
         }
-      });
+      }
     }
   }
 
@@ -533,9 +612,10 @@ class ChannelForward {
     op.vector_pitch = form_.vector_pitch();
     op.taps = form_.taps().data();
     op.tap_count = 1;
-    ForwardWeights::ForTiles(first, last, [&](int v, int width) {
-      for (int channel = 0; channel < weights_.channels; channel += Form::kTerms) {
-        op.channels = std::min(Form::kTerms, weights_.channels - channel);
+    for (int tile = first; tile < last; tile++) {
+      const int v = weights_.starts[tile], width = weights_.Width(tile);
+      for (int channel = 0; channel < weights_.channels; channel += Form::kFreshTerms) {
+        op.channels = std::min(Form::kFreshTerms, weights_.channels - channel);
         {
           const StageTimer timer(Stage::kWeights);
           Form::Transform(reader_, v, width, channel, channel + op.channels, fresh, kFreshPitch);
@@ -544,23 +624,28 @@ class ChannelForward {
         for (int matrix = 0; matrix < Form::kMatrices; matrix++) {
           op.x = x + matrix * form_.matrix_pitch() + channel / kLanes * form_.vector_pitch();
           op.weights = fresh + matrix * kFreshPitch;
-          float* target = sums + matrix * matrix_pitch + (v - first) * vector_pitch;
+          float* target = sums + matrix * matrix_pitch + (v - weights_.starts[first]) * vector_pitch;
           MultiplyUnits(op, list, width, target, vector_pitch, channel > 0);
         }
       }
-    });
+    }
   }
 
   // Units are cut into equal register tiles. Each prefetches its share of the next weights, which follow in memory.
   static HWY_INLINE void MultiplyUnits(UnitProducts op, const std::vector<std::ptrdiff_t>& list, int width,
                                        float* target, std::size_t vector_pitch, bool accumulate) {
-    const int count = static_cast<int>(list.size()), tiles = CeilDiv(count, kSumRows);
-    const int terms = op.tap_count * op.channels;
-    op.ahead = op.weights + terms * width * kLanes;
-    for (int tile = 0; tile < tiles; tile++, op.ahead += terms * kLanes) {
+    constexpr bool kListed = Form::kListed;
+    const int count = static_cast<int>(list.size()), tiles = CeilDiv(count, kTileUnits<kListed>[width]);
+    const int terms = op.tap_count * op.channels, vectors = op.tap_count * CeilDiv(op.channels, kLanes);
+    op.more_ahead = std::max(0, terms * (width - tiles) / (tiles * vectors));
+    const float* next = op.weights + terms * width * kLanes;
+    const float* x = op.x;
+    for (int tile = 0; tile < tiles; tile++) {
       const int unit = count * tile / tiles, end = count * (tile + 1) / tiles;
+      op.ahead = next + tile % width * (terms + op.more_ahead * vectors) * kLanes;
       op.units = list.data() + unit;
-      SumChannels(end - unit, width, op, target + unit * kLanes, vector_pitch, accumulate);
+      if (!kListed) op.x = x + list[unit];
+      SumKernelFor<kListed>(end - unit, width)(op, target + unit * kLanes, vector_pitch, accumulate);
     }
   }
 
@@ -576,14 +661,9 @@ void TransformAll(const Convolution& conv, float* transformed, const Runtime& ru
   const StageTimer timer(Stage::kWeights);
   const ForwardWeights weights = Form::Weights(conv);
   const WeightReader reader = Form::Reader(conv);
-  constexpr int kBlock = kBlockVectors;
-  // Same tiles as in the products, which never cross the end of a block of output channels.
-  runtime.parallel_for(CeilDiv(weights.vectors, kBlock), [&](std::int64_t begin, std::int64_t end) {
-    for (int block = static_cast<int>(begin); block < end; block++) {
-      const int last = std::min((block + 1) * kBlock, weights.vectors);
-      ForwardWeights::ForTiles(block * kBlock, last, [&](int first, int width) {
-        Form::PutWeights(reader, weights, first, width, transformed);
-      });
+  runtime.parallel_for(weights.tiles(), [&](std::int64_t begin, std::int64_t end) {
+    for (int tile = static_cast<int>(begin); tile < end; tile++) {
+      Form::PutWeights(reader, weights, weights.starts[tile], weights.Width(tile), transformed);
     }
   });
 }
@@ -605,9 +685,9 @@ void TransformForwardWeights(const Convolution& conv, float* transformed, const 
 }
 
 template <class Form>
-void RunForward(const Convolution& conv, const Schedule&, const float* transformed, const Runtime& runtime) {
+void RunForward(const Convolution& conv, const Schedule& schedule, const float* transformed, const Runtime& runtime) {
   if (conv.batch == 0 || conv.out_height <= 0 || conv.out_width <= 0) return;
-  WithForm<Form>(conv, [&]<class Chosen>() { ChannelForward<Chosen>(conv, transformed).Run(runtime); });
+  WithForm<Form>(conv, [&]<class Chosen>() { ChannelForward<Chosen>(conv, schedule, transformed).Run(runtime); });
 }
 
 template <class Form>
@@ -616,7 +696,7 @@ bool TakesPlainForwardWeights(const Convolution& conv) {
 }
 
 inline int LongestForwardSum(int) {
-  return kTermsAtATime;
+  return kMostTerms;
 }
 
 template <class Form>

@@ -133,7 +133,7 @@ class FastGradient {
   }
   std::pair<int, int> Extent(int chunk, int) const {
     int units = 0;
-    panels_.ForPanels(chunk, [&](const Panel& panel, int) { units += panels_.grid().Units(panel); });
+    panels_.grid().ForPanels(chunk, [&](const Panel& panel, int) { units += panels_.grid().Units(panel); });
     return {1, units};
   }
 
@@ -180,7 +180,7 @@ class FastGradient {
       line.matrix_pitch = matrix_pitch();
       line.group_pitch = AlongW::kPoints * S::kSlots * matrix_pitch();
       float* target = operands;
-      p.ForPanels(chunk, [&](const Panel& panel, int number) {
+      p.grid().ForPanels(chunk, [&](const Panel& panel, int number) {
         const float* x = packed + number * p.panel_size();
         const float* dy = x + p.dy_offset();
         line.tiles = panel.columns;

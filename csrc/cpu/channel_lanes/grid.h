@@ -58,6 +58,7 @@ class PanelGrid {
   int column_phases() const { return column_phases_; }
   int column_dilation() const { return column_dilation_; }
   int row_stride() const { return row_stride_; }
+  int panel_columns() const { return panel_columns_; }
 
   Panel PanelAt(int index) const {
     Panel panel{};
@@ -70,6 +71,13 @@ class PanelGrid {
     return panel;
   }
 
+  // Calls fn(panel, number in the chunk) for the panels of a chunk.
+  template <class Fn>
+  void ForPanels(int chunk, const Fn& fn) const {
+    const int first = chunk * panels_per_chunk_, last = std::min(first + panels_per_chunk_, panels_);
+    for (int i = first; i < last; i++) fn(PanelAt(i), i - first);
+  }
+
   // Tiles of a full panel, and of all panels of a full chunk.
   int PanelUnits() const { return panel_rows_ * panel_columns_ * column_phases_; }
   int ChunkUnits() const { return PanelUnits() * panels_per_chunk_; }
@@ -80,9 +88,12 @@ class PanelGrid {
   int InputRows(const Panel& panel) const { return (OutputRows(panel) - 1) * row_stride_ + tile_.taps_h; }
   int MostOutputRows() const { return panel_rows_ * tile_.rows; }
   int MostInputRows() const { return (MostOutputRows() - 1) * row_stride_ + tile_.taps_h; }
-  int OutputColumns() const { return panel_columns_ * tile_.columns * column_dilation_; }
-  int InputColumns() const {
-    return (OutputColumns() - 1) * conv_.stride_w + (tile_.taps_w - 1) * conv_.dilation_w + 1;
+  int OutputColumns() const { return OutputColumns(panel_columns_); }
+  int InputColumns() const { return InputColumns(panel_columns_); }
+  // Of `tiles` neighbouring tiles of each column phase.
+  int OutputColumns(int tiles) const { return tiles * tile_.columns * column_dilation_; }
+  int InputColumns(int tiles) const {
+    return (OutputColumns(tiles) - 1) * conv_.stride_w + (tile_.taps_w - 1) * conv_.dilation_w + 1;
   }
 
   // Positions of these pixels in the images. Those outside belong to the border, or to tiles beyond the image.
@@ -93,7 +104,7 @@ class PanelGrid {
     const int lattice = panel.first_row * tile_.rows * row_stride_ + row;
     return panel.phase * conv_.stride_h - conv_.top + conv_.dilation_h * lattice;
   }
-  int FirstOutputColumn(const Panel& panel) const { return panel.first_column * tile_.columns * column_dilation_; }
+  int FirstOutputColumn(const Panel& panel) const { return OutputColumns(panel.first_column); }
   int FirstInputColumn(const Panel& panel) const { return FirstOutputColumn(panel) * conv_.stride_w - conv_.left; }
 
   // Whether any tap reads this row: a stride may skip rows.

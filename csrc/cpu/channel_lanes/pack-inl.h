@@ -84,22 +84,21 @@ class RowPacker {
   // Packs the columns [first, first + count) of a row; both may lie outside of the image. The target is aligned to a
   // vector, its vectors of channels are `vector_pitch` floats apart.
   void Pack(int image, int row, int first, int count, float* target, std::size_t vector_pitch) const {
+    for (int v = 0; v < vectors_; v++, target += vector_pitch) PackVector(image, row, first, count, v, target, 0);
+  }
+
+  // The same for one vector of channels. `ahead`: distance of the pixels that are packed next, which are prefetched.
+  void PackVector(int image, int row, int first, int count, int vector, float* target, std::ptrdiff_t ahead) const {
     const int inside_row = SourceIndex(source_.border, row, source_.height);
+    if (inside_row < 0) return Clear(target, 0, count);
     // [begin, end) is inside the image.
-    const int begin = inside_row < 0 ? count : std::clamp(-first, 0, count);
-    const int end = std::clamp(source_.width - first, begin, count);
-    const float* pixels = source_.data + image * source_.batch + inside_row * source_.row;
-    for (int v = 0; v < vectors_; v++, target += vector_pitch) {
-      if (inside_row < 0) {
-        Clear(target, 0, count);
-        continue;
-      }
-      const float* channels = pixels + static_cast<std::ptrdiff_t>(v) * kLanes * source_.channel;
-      const int filled = std::min(kLanes, source_.channels - v * kLanes);
-      PackInside(channels, filled, first, begin, end, target);
-      PackBorder(channels, filled, first, 0, begin, target);
-      PackBorder(channels, filled, first, end, count, target);
-    }
+    const int begin = std::clamp(-first, 0, count), end = std::clamp(source_.width - first, begin, count);
+    const float* channels = source_.data + image * source_.batch + inside_row * source_.row +
+                            static_cast<std::ptrdiff_t>(vector) * kLanes * source_.channel;
+    const int filled = std::min(kLanes, source_.channels - vector * kLanes);
+    PackInside(channels, filled, first, begin, end, target, ahead);
+    PackBorder(channels, filled, first, 0, begin, target);
+    PackBorder(channels, filled, first, end, count, target);
   }
 
  private:
@@ -107,7 +106,8 @@ class RowPacker {
     for (int i = begin; i < end; i++) StoreAligned(target + i * kLanes, hn::Zero(kFloats));
   }
 
-  void PackInside(const float* channels, int filled, int first, int begin, int end, float* target) const {
+  void PackInside(const float* channels, int filled, int first, int begin, int end, float* target,
+                  std::ptrdiff_t ahead) const {
     const float* pixels = channels + first * source_.column;
     if (source_.channel == 0 && source_.column == 0) {  // an expanded scalar
       if (begin >= end) return;
@@ -116,6 +116,7 @@ class RowPacker {
     } else if (source_.channel == 1) {
       for (int i = begin; i < end; i++) {
         const float* pixel = pixels + i * source_.column;
+        hwy::Prefetch(pixel + ahead);
         StoreAligned(target + i * kLanes, filled == kLanes ? Load(pixel) : LoadBetween(pixel, 0, filled));
       }
     } else if (source_.column == 1 && end - begin >= 4) {

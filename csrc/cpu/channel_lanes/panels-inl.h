@@ -39,18 +39,10 @@ class PackedPanels {
   std::size_t panel_size() const { return x_size_ + dy_row() * grid_.MostOutputRows(); }
   std::size_t chunk_size() const { return panel_size() * grid_.panels_per_chunk(); }
 
-  // Calls fn(panel, number in the chunk) for the panels of a chunk.
-  template <class Fn>
-  void ForPanels(int chunk, const Fn& fn) const {
-    const int first = chunk * grid_.panels_per_chunk();
-    const int last = std::min(first + grid_.panels_per_chunk(), grid_.panels());
-    for (int i = first; i < last; i++) fn(grid_.PanelAt(i), i - first);
-  }
-
   // Packs all panels of a chunk, and adds dy to `bias` unless it is null.
   void Pack(int chunk, float* packed, double* bias) const {
     const StageTimer timer(Stage::kGather);
-    ForPanels(chunk, [&](const Panel& panel, int number) {
+    grid_.ForPanels(chunk, [&](const Panel& panel, int number) {
       float* x = packed + number * panel_size();
       float* dy = x + dy_offset();
       PackInput(panel, x);

@@ -30,9 +30,10 @@ constexpr int NextRows(int remaining) {
   return rows;
 }
 
-// Vectors of the next tile: threes, and two twos instead of a three and a one.
-constexpr int NextVectors(int remaining) {
-  return remaining == 4 ? 2 : std::min(remaining, kSumVectors);
+// Vectors of the next tile: the widest, but two tiles of similar width at the end instead of a wide and a narrow one.
+constexpr int NextVectors(int remaining, int widest = kSumVectors) {
+  if (remaining <= widest) return remaining;
+  return remaining < 2 * widest - 1 ? (remaining + 1) / 2 : widest;
 }
 
 // Packed pixels or transformed tiles as a list of vectors of channels. Pitches are in floats.
