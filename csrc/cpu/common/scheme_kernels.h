@@ -1,4 +1,4 @@
-// Kernels of one scheme for a forward pass or an input gradient, of either engine.
+// Kernels of one scheme for a forward pass or an input gradient, of any engine.
 #pragma once
 
 #include <cstddef>
