@@ -1,8 +1,8 @@
 // Forward pass (and any other correlation) with channels in the lanes: for small images, strides, borders and
 // channels_last, which cost nothing extra once pixels are packed.
 //
-// A unit is a pixel (direct summation) or a tile (Cook-Toom). A register tile is up to kSumRows units x kSumVectors
-// vectors of output channels, summed over the input channels and, without a transform, over the taps.
+// A unit is a pixel (direct summation) or a tile (Cook-Toom). A register tile is some units x some vectors of output
+// channels, summed over the input channels and, without a transform, over the taps.
 #if defined(POLYCONV_CPU_CHANNEL_LANES_FORWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef POLYCONV_CPU_CHANNEL_LANES_FORWARD_INL_H_
 #undef POLYCONV_CPU_CHANNEL_LANES_FORWARD_INL_H_
@@ -63,7 +63,7 @@ static_assert(kMostTerms % kLanes == 0);
 // Operands of a register tile. Offsets and pitches are in floats.
 struct UnitProducts {
   const float* x;               // vectors of input channels
-  const std::ptrdiff_t* units;  // offset of each unit; null: units are adjacent vectors
+  const std::ptrdiff_t* units;  // offset of each listed unit; adjacent units are neighbouring vectors
   const std::ptrdiff_t* taps;   // offset of each tap
   int tap_count;
   int channels;
@@ -268,7 +268,7 @@ class FastForward {
   static constexpr int kMatrices = AlongH::kPoints * AlongW::kPoints;
   static constexpr bool kListed = false;
   static constexpr int kTerms = TermsWithin(kWeightsInL1, sizeof(float) * kTileVectors<kListed> * kLanes);
-  // Weights transformed on the fly, of a tile and all points, stay in L2.
+  // Weights transformed on the fly, of a tile of the usual width and all points, stay in L2.
   static constexpr int kFreshTerms = TermsWithin(kWeightsInCache, sizeof(float) * kMatrices * kSumVectors * kLanes);
   static_assert(kFreshTerms >= kLanes);
   // Small images have few units, whose sums are small: then x is read once for many output channels.
