@@ -98,7 +98,7 @@ HWY_NOINLINE void SumChannels(const UnitProducts& op, float* target, std::size_t
         hwy::Prefetch(ahead);
         Floats w[kVectors];
         POLYCONV_UNROLL
-        for (int v = 0; v < kVectors; v++) w[v] = hn::Load(kFloats, weights + v * kLanes);
+        for (int v = 0; v < kVectors; v++) w[v] = Load(weights + v * kLanes);
         POLYCONV_UNROLL
         for (int u = 0; u < kUnits; u++) {
           const Floats factor = Broadcast(x[unit[u] + lane]);

@@ -99,9 +99,8 @@ HWY_INLINE void StoreEnd(const Finish& finish, Floats sum, float* target, int la
 // Whether an epilogue is short enough to be repeated for every vector of a register tile.
 template <class Finish>
 inline constexpr bool kIsShort = false;
-template <Activation kActivation, bool kResidual>
-inline constexpr bool kIsShort<Finisher<kActivation, kResidual>> =
-    kActivation == Activation::kNone || kActivation == Activation::kRelu;
+template <Activate kActivate, bool kResidual>
+inline constexpr bool kIsShort<Finisher<kActivate, kResidual>> = kActivate != Activate::kAny;
 
 // Stands for an epilogue that is applied to the stored sums, because it is too long to be repeated for every vector.
 struct FinishLater {};
@@ -126,7 +125,7 @@ HWY_NOINLINE void SumTile(const TileProducts& op, const Finish& finish) {
     Floats w[kVectors];
     POLYCONV_UNROLL
     for (int v = 0; v < kVectors; v++) {
-      w[v] = hn::Load(kFloats, weights + v * kLanes);
+      w[v] = Load(weights + v * kLanes);
       if (v * kLanes % kLine == 0) hwy::Prefetch(weights + kAhead + v * kLanes);
     }
     POLYCONV_UNROLL
