@@ -100,7 +100,8 @@ HWY_INLINE void StoreEnd(const Finish& finish, Floats sum, float* target, int la
 template <class Finish>
 inline constexpr bool kIsShort = false;
 template <Activate kActivate, bool kResidual>
-inline constexpr bool kIsShort<Finisher<kActivate, kResidual>> = kActivate != Activate::kAny;
+inline constexpr bool kIsShort<Finisher<kActivate, kResidual>> =
+    kActivate == Activate::kNone || kActivate == Activate::kClamp;
 
 // Stands for an epilogue that is applied to the stored sums, because it is too long to be repeated for every vector.
 struct FinishLater {};
