@@ -2,6 +2,7 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
+#include <cstring>
 #include <optional>
 #include <vector>
 
@@ -16,8 +17,8 @@ constexpr int64_t kDepthwise = -1;
 
 // Numbers of a layer, in this order.
 struct Layer {
-  int64_t engine, scheme;                       // see ReadPlan, or kDepthwise
-  int64_t outputs, inputs, taps_h, taps_w;      // the weight's shape
+  int64_t engine, scheme;                   // see ReadPlan, or kDepthwise
+  int64_t outputs, inputs, taps_h, taps_w;  // the weight's shape
   int64_t stride_h, stride_w;
   int64_t top, bottom, left, right;
   int64_t dilation_h, dilation_w;
@@ -25,11 +26,13 @@ struct Layer {
   int64_t instruction_set;  // that the weights are packed for
 };
 constexpr std::size_t kNumbers = sizeof(Layer) / sizeof(int64_t);
+static_assert(kNumbers == 18);
 
-Layer ReadLayer(const std::vector<int64_t>& n) {
-  Require(n.size() == kNumbers, "a layer of a compiled graph has 18 numbers");
-  return {n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10], n[11], n[12], n[13], n[14], n[15], n[16],
-          n[17]};
+Layer ReadLayer(const std::vector<int64_t>& numbers) {
+  Require(numbers.size() == kNumbers, "a layer of a compiled graph has 18 numbers");
+  Layer layer;
+  std::memcpy(&layer, numbers.data(), sizeof layer);
+  return layer;
 }
 
 int64_t Outputs(int64_t extent, int64_t before, int64_t after, int64_t taps, int64_t stride, int64_t dilation) {
@@ -40,8 +43,8 @@ int64_t Outputs(int64_t extent, int64_t before, int64_t after, int64_t taps, int
 
 // `weights` has the layout of transform_weights; for depthwise layers it is the weight with channels innermost.
 Tensor CompiledConvolutionOp(const Tensor& x, const Tensor& weights, const std::optional<Tensor>& bias,
-                             const std::optional<Tensor>& residual, const std::vector<int64_t>& numbers,
-                             double a, double b) {
+                             const std::optional<Tensor>& residual, const std::vector<int64_t>& numbers, double a,
+                             double b) {
   const Layer l = ReadLayer(numbers);
   Require(l.instruction_set == static_cast<int64_t>(TheSet()),
           "the weights of a compiled layer are packed for another instruction set than the one in use; compile again");
