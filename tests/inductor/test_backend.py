@@ -214,6 +214,11 @@ def test_without_the_private_names_inductor_compiles_alone(monkeypatch: pytest.M
         agree(torch.compile(model, backend="polyconv"), model, x)
 
 
+def test_tensors_elsewhere_are_named() -> None:
+    assert backend._why_not_here([torch.empty(1), 3]) is None
+    assert backend._why_not_here([torch.empty(1, device="meta")]) == "it has tensors on meta, not on the CPU alone"
+
+
 def test_what_runs_is_collected_only_inside_of_the_block() -> None:
     with backend.layers_that_run() as layers:
         pass

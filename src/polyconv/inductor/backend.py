@@ -34,11 +34,9 @@ def polyconv(
     settings = dict(options or {})
     if mode not in (None, "default"):
         settings = {**private.mode_options(mode), **settings}
-    reason = private.missing() or native.why_absent()
+    reason = private.missing() or native.why_absent() or _why_not_here(example_inputs)
     if reason is not None:
-        warn_once(f'torch.compile(backend="polyconv") compiles with Inductor alone: {reason}')
-    on_cpu = all(value.device.type == "cpu" for value in example_inputs if isinstance(value, Tensor))
-    if reason is not None or not on_cpu:
+        warn_once(f'torch.compile(backend="polyconv") compiles a graph with Inductor alone: {reason}')
         return private.compile_graph(gm, example_inputs, settings)
     outcomes, training = outcomes_here(), torch.is_grad_enabled()
     try:
@@ -48,6 +46,11 @@ def polyconv(
         return FrozenGraph(gm, example_inputs, settings, outcomes, layers)
     finally:
         outcomes.save()
+
+
+def _why_not_here(inputs: Sequence[Any]) -> str | None:
+    elsewhere = {str(value.device) for value in inputs if isinstance(value, Tensor) and value.device.type != "cpu"}
+    return f"it has tensors on {', '.join(sorted(elsewhere))}, not on the CPU alone" if elsewhere else None
 
 
 class FrozenGraph:

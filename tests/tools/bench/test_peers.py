@@ -20,7 +20,7 @@ from polyconv.tools.bench.ab_compare import difference
 from polyconv.tools.bench.cases import Case, Cases, Layout, Mode, Peer
 from polyconv.tools.bench.model_zoo import Network, UNet
 from polyconv.tools.bench.peers import contenders, contest, report
-from polyconv.tools.bench.peers.contenders import EAGER, OPTIMIZE, REPLACE, Job, RefusedError
+from polyconv.tools.bench.peers.contenders import BACKEND, EAGER, OPTIMIZE, REPLACE, Job, RefusedError
 from polyconv.tools.bench.peers.rows import Entry, PeerRow
 
 TOY = Network("toy", partial(UNet, 2, channels=3, width=4, levels=2, classes=2), (3, 16, 16))
@@ -51,7 +51,7 @@ def row(name: str = "net", case: Case = INFERENCE, **times: float) -> PeerRow:
 
 
 @pytest.mark.parametrize("case", [INFERENCE, TRAINING], ids=str)
-@pytest.mark.parametrize("contender", [name for name in contenders.names([], 2) if name != OPTIMIZE])
+@pytest.mark.parametrize("contender", [name for name in contenders.names([], 2) if name not in (OPTIMIZE, BACKEND)])
 def test_contenders_agree_with_float64(contender: str, case: Case, tmp_path: Path) -> None:
     contest.write_reference(job(EAGER, tmp_path, case))
     reference = torch.load(tmp_path / contest.REFERENCE)
@@ -60,16 +60,18 @@ def test_contenders_agree_with_float64(contender: str, case: Case, tmp_path: Pat
 
 
 def test_compile_is_called_with_frozen_weights_in_inference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """polyconv's backend freezes by itself."""
     config = import_module("torch._inductor.config")
-    compiled: list[nn.Module] = []
-    monkeypatch.setattr(torch, "compile", lambda module: compiled.append(module) or module)
-    for case in (INFERENCE, TRAINING):
-        monkeypatch.setattr(config, "freezing", None)
-        found = ready(Peer.COMPILE, tmp_path, case)
-        assert config.freezing is (case is INFERENCE)
-        with found.block():
-            assert torch.is_grad_enabled() is (case is TRAINING)
-    assert len(compiled) == 2
+    backends: list[str] = []
+    monkeypatch.setattr(torch, "compile", lambda module, backend: backends.append(backend) or module)
+    for contender in (Peer.COMPILE, BACKEND):
+        for case in (INFERENCE, TRAINING):
+            with config.patch(freezing=False):
+                found = ready(contender, tmp_path, case)
+                assert config.freezing is (contender == Peer.COMPILE and case is INFERENCE)
+            with found.block():
+                assert torch.is_grad_enabled() is (case is TRAINING)
+    assert backends == ["inductor", "inductor", "polyconv", "polyconv"]
 
 
 @pytest.mark.parametrize("peer", contenders.EXPORTED)
@@ -109,7 +111,7 @@ def test_what_cannot_run_is_said_in_words(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_signals_have_one_layout() -> None:
-    assert contenders.names([Peer.COMPILE], 1) == [EAGER, "compile", REPLACE, OPTIMIZE]
+    assert contenders.names([Peer.COMPILE], 1) == [EAGER, "compile", REPLACE, OPTIMIZE, BACKEND]
 
 
 # ---- processes
