@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Node
 
-from ..cpu import native
-
 aten = torch.ops.aten
 
 X = object()
@@ -60,10 +58,7 @@ def epilogue_of(convolution: Node) -> Epilogue:
         other = _added_to(last, user)
         if other is not None:
             last, residual = user, other
-    for name in PATTERNS:
-        pattern = PATTERNS[name]
-        if name not in native.facts()["activations"]:
-            continue
+    for name, pattern in PATTERNS.items():
         for root in _reached_from(last):
             found: dict[str, float] = {}
             inside: set[Node] = {root}
