@@ -19,6 +19,7 @@ import polyconv
 from polyconv import settings
 from polyconv.autotune.tuning_file import Entry, load
 from polyconv.cpu import native
+from polyconv.cpu.plan import CpuCandidate
 from polyconv.inductor import aoti, backend, choice, private, swap
 from polyconv.runtime import warn_once
 
@@ -169,6 +170,13 @@ def test_choices_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     compiled = torch.compile(model, backend="polyconv", options=QUICK)
     agree(compiled, model, x)
     assert "measured earlier, in tuning.json" in str(polyconv.explain(compiled, x))
+
+
+def test_the_more_accurate_of_two_equals_is_chosen() -> None:
+    able = {name: CpuCandidate("engine", name, error=error) for name, error in {"F(6,3)": 1e-5, "F(4,3)": 2e-6}.items()}
+    for seconds, chosen in ((1.04, "F(4,3)"), (1.06, "F(6,3)")):
+        best = {"F(6,3)": 1.0, "F(4,3)": seconds, choice.ONEDNN: 2.0}
+        assert choice._most_accurate("F(6,3)", best, able) == chosen
 
 
 def test_deterministic_mode_times_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from .. import settings
 from ..autotune import preferences, tuning_lookup
-from ..autotune.elimination import Elimination
+from ..autotune.elimination import MIN_SPEEDUP, Elimination
 from ..autotune.tuning_file import Entry, Tuning, TuningError, update
 from ..cpu import native, planner
 from ..cpu.engines import aten, reference
@@ -33,6 +34,8 @@ ROUNDS = 8
 """Trials of a candidate."""
 PER_ENGINE, MOST = 2, 4
 """Candidates that are timed: of one engine, and of all."""
+AS_FAST = 1.05
+"""Ratio of times up to which the more accurate of two candidates is chosen."""
 CACHE_BYTES = 32 * 2**20
 """Memory touched before a trial: in a network the weights of a layer have left the caches since the last call."""
 
@@ -112,7 +115,16 @@ class Chooser:
                 session.note(name, time.perf_counter() - began)
         best = session.best
         winner = session.winner(ONEDNN, ONEDNN, 0.0) or ONEDNN
+        if winner != ONEDNN:
+            winner = _most_accurate(winner, best, able)
         return Entry(winner, best, best[ONEDNN])
+
+
+def _most_accurate(winner: str, best: dict[str, float], able: dict[str, CpuCandidate]) -> str:
+    """The candidate with the least predicted error among those that are about as fast as the winner."""
+    limit = min(AS_FAST * best[winner], best[ONEDNN] / MIN_SPEEDUP)
+    close = [name for name in able if best.get(name, inf) <= limit]
+    return min(close, key=lambda name: able[name].error, default=winner)
 
 
 def _candidates(layer: Layer) -> list[CpuCandidate]:
