@@ -174,7 +174,7 @@ def test_choices_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_the_more_accurate_of_two_equals_is_chosen() -> None:
     able = {name: CpuCandidate("engine", name, error=error) for name, error in {"F(6,3)": 1e-5, "F(4,3)": 2e-6}.items()}
-    for seconds, chosen in ((1.04, "F(4,3)"), (1.06, "F(6,3)")):
+    for seconds, chosen in ((1.04, "F(4,3)"), (1.1, "F(6,3)")):
         best = {"F(6,3)": 1.0, "F(4,3)": seconds, choice.ONEDNN: 2.0}
         assert choice._most_accurate("F(6,3)", best, able) == chosen
 

@@ -34,7 +34,7 @@ ROUNDS = 8
 """Trials of a candidate."""
 PER_ENGINE, MOST = 2, 4
 """Candidates that are timed: of one engine, and of all."""
-AS_FAST = 1.05
+AS_FAST = 1.08
 """Ratio of times up to which the more accurate of two candidates is chosen."""
 CACHE_BYTES = 32 * 2**20
 """Memory touched before a trial: in a network the weights of a layer have left the caches since the last call."""
