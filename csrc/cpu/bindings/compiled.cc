@@ -1,4 +1,5 @@
-// The operator of compiled graphs: one layer with packed weights, a fused epilogue and an output of its own.
+// polyconv_cpu::compiled_convolution: runs one layer of a compiled graph, epilogue included, on packed weights, and
+// allocates its output.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 

@@ -54,7 +54,8 @@ inline constexpr int kWeightsInL1 = 16 << 10;
 // Transformed weights that stay in L2 beside the units [bytes].
 inline constexpr std::size_t kWeightsInCache = 384 << 10;
 
-// Whole vectors of channels that are summed at a time if a channel has so many bytes of weights.
+// Number of input channels summed at a time, a multiple of a vector, so that their weights fit into `cache` bytes. `bytes`
+// is the size of one channel's weights.
 constexpr int TermsWithin(std::size_t cache, std::size_t bytes) {
   return std::min<int>(kMostTerms, cache / bytes) / kLanes * kLanes;
 }
@@ -69,8 +70,8 @@ struct UnitProducts {
   int channels;
   std::size_t vector_pitch;  // between vectors of input channels
   const float* weights;      // [tap][channel][vector][lane]
-  const float* ahead;        // weights that are needed next, to prefetch: a vector per term,
-  int more_ahead;            // and so many more per vector of channels
+  const float* ahead;        // weights of the next tile: one vector is prefetched per term
+  int more_ahead;            // vectors prefetched in addition, per vector of input channels
 };
 
 // target[vector][unit][lane] = or += the sum over taps and channels.

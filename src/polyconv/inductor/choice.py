@@ -7,7 +7,7 @@ file keeps the outcomes, so the next compilation of the same layer on the same m
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
@@ -62,7 +62,7 @@ class Outcomes:
     """New outcomes, by key."""
 
     def find(self, key: str) -> tuple[Entry | None, str]:
-        """The outcome for a key, and its source in words; None if it has not been measured."""
+        """Look up a measured choice. Returns None instead of an entry if there is none; the text names the source."""
         if key not in self.measured and (found := tuning_lookup.find(key, self.environment)) is not None:
             return found.entry, f"measured earlier, in {found.path.name}"
         return self.measured.get(key), "measured"
@@ -101,23 +101,31 @@ class Chooser:
         return Choice(entry.choice, able.get(entry.choice), dict(entry.seconds), source)
 
     def _trials(self, layer: Layer, able: dict[str, CpuCandidate]) -> Entry:
-        calls = _calls(layer, able)
         flush = torch.zeros(max(1, min(self.weight_bytes, CACHE_BYTES) // 4))
-        session = Elimination(list(calls), ROUNDS, stays=(ONEDNN,))
         with torch.inference_mode():
-            for call in calls.values():
-                call()
-            while not session.decided:
-                name = session.next
-                flush.add_(1.0)
-                began = time.perf_counter()
-                calls[name]()
-                session.note(name, time.perf_counter() - began)
+            session = run_trials(_calls(layer, able), ROUNDS, ONEDNN, before=lambda: flush.add_(1.0))
         best = session.best
         winner = session.winner(ONEDNN, ONEDNN, 0.0) or ONEDNN
         if winner != ONEDNN:
             winner = _most_accurate(winner, best, able)
         return Entry(winner, best, best[ONEDNN])
+
+
+def run_trials(
+    calls: Mapping[str, Callable[[], object]], rounds: int, stays: str, before: Callable[[], object] = lambda: None
+) -> Elimination:
+    """Time calls in turn until one is decided on; each first runs once untimed, and ``before`` runs before each trial.
+    The call named ``stays`` is never dropped."""
+    session = Elimination(list(calls), rounds, stays=(stays,))
+    for call in calls.values():
+        call()
+    while not session.decided:
+        name = session.next
+        before()
+        began = time.perf_counter()
+        calls[name]()
+        session.note(name, time.perf_counter() - began)
+    return session
 
 
 def _most_accurate(winner: str, best: dict[str, float], able: dict[str, CpuCandidate]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -19,17 +20,15 @@ class CompiledLayer:
     """What runs for one convolution of a compiled graph."""
 
     text: str
-    """The layer in words."""
+    """Describes the layer: shapes, geometry and epilogue."""
     choice: Choice
 
     def __str__(self) -> str:
-        times = ", ".join(f"{name} {1e3 * s:.3f} ms" for name, s in sorted(self.choice.seconds.items(), key=_second))
+        times = ", ".join(
+            f"{name} {1e3 * s:.3f} ms" for name, s in sorted(self.choice.seconds.items(), key=itemgetter(1))
+        )
         runs = "Inductor's oneDNN convolution" if self.choice.name == ONEDNN else self.choice.name
         return f"{self.text}\n  runs {runs}: {self.choice.source}" + (f" ({times})" if times else "")
-
-
-def _second(item: tuple[str, float]) -> float:
-    return item[1]
 
 
 @dataclass(slots=True)

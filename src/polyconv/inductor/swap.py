@@ -7,7 +7,6 @@ convolutions in channels_last, so polyconv's pay for a change of layout before a
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +16,10 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from ..autotune import preferences
-from ..autotune.elimination import Elimination
 from ..autotune.tuning_file import Entry
 from ..cpu.engines import aten
 from ..dispatch.op import FORWARD, PUBLIC, TRANSPOSED, Op
-from .choice import Choice, Outcomes
+from .choice import Choice, Outcomes, run_trials
 from .graph_pass import CompiledLayer
 from .private import copied, hint
 
@@ -112,7 +110,7 @@ def _choose(call: _Call, outcomes: Outcomes, training: bool) -> Choice:
 
 
 def _has_kernels(call: _Call, training: bool) -> bool:
-    """True if polyconv runs a kernel of its own in any pass."""
+    """True if the planner chooses a native kernel, not ATen's, for any pass."""
     tensors = call.tensors(training=training, channels_last=False)
     with preferences.watched(alone=True) as seen:
         _timed(PUBLIC[call.op], tensors, call.rest, training)()
@@ -120,16 +118,7 @@ def _has_kernels(call: _Call, training: bool) -> bool:
 
 
 def _trials(call: _Call, training: bool) -> Entry:
-    calls = dict(_calls(call, training))
-    session = Elimination(list(calls), ROUNDS, stays=(POLYCONV,))
-    for each in calls.values():
-        each()
-    while not session.decided:
-        name = session.next
-        began = time.perf_counter()
-        calls[name]()
-        session.note(name, time.perf_counter() - began)
-    best = session.best
+    best = run_trials(dict(_calls(call, training)), ROUNDS, POLYCONV).best
     theirs = min(seconds for name, seconds in best.items() if name != POLYCONV)
     winner = POLYCONV if MARGIN * best[POLYCONV] < theirs else PYTORCH
     return Entry(winner, best, theirs)
