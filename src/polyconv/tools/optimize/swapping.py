@@ -55,7 +55,8 @@ class Fold:
     def operands(self, conv: Torchs) -> tuple[Tensor, Tensor | None]:
         """Weight and bias for a call of the convolution."""
         norm = self.norm
-        if not conv.fusion.check() or norm is None:  # type: ignore[union-attr, operator]
+        fusion: Fusion | None = getattr(conv, "fusion", None)  # another thread may undo it meanwhile
+        if fusion is None or not fusion.check() or norm is None:
             return conv.weight, conv.bias
         promise = None if is_compiling() or to_torchscript() else mark_of(conv.weight)
         tensors: list[Any] = [conv.weight, conv.bias, norm.weight, norm.bias, norm.running_mean, norm.running_var]
@@ -91,14 +92,22 @@ def _state(promise: object, norm: nn.Module, tensors: Sequence[Tensor]) -> tuple
 
 
 def folded(conv: Torchs, norm: Any) -> tuple[Tensor, Tensor]:
-    """Differentiable weight and bias of ``norm(conv(x))`` in evaluation, computed in float64 and rounded once."""
-    weight, shift = conv.weight, -norm.running_mean.double()
-    scale = (norm.running_var.double() + norm.eps).rsqrt()
-    if norm.weight is not None:
-        scale = scale * norm.weight
-    if conv.bias is not None:
-        shift = shift + conv.bias
-    bias = shift * scale if norm.bias is None else shift * scale + norm.bias
+    """Differentiable weight and bias of ``norm(conv(x))`` in evaluation; scale and bias are computed in float64.
+
+    The normalisation may be on another device: a replica of ``nn.DataParallel`` has that of the original.
+    """
+    weight = conv.weight
+    gain, offset, mean, var, shift = (
+        None if tensor is None else tensor.to(weight.device, torch.float64)
+        for tensor in (norm.weight, norm.bias, norm.running_mean, norm.running_var, conv.bias)
+    )
+    scale = (var + norm.eps).rsqrt()
+    if gain is not None:
+        scale = scale * gain
+    bias = (-mean if shift is None else shift - mean) * scale
+    if offset is not None:
+        bias = bias + offset
+    scale = scale.to(torch.promote_types(weight.dtype, torch.float32))
     if conv.transposed:  # (in_channels, out_channels / groups, ...)
         scale = scale.view(conv.groups, -1).repeat_interleave(conv.in_channels // conv.groups, 0)
     scale = scale.view(*scale.shape, *[1] * (weight.dim() - scale.dim()))
