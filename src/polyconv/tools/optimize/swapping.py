@@ -97,16 +97,12 @@ def folded(conv: Torchs, norm: Any) -> tuple[Tensor, Tensor]:
     The normalisation may be on another device: a replica of ``nn.DataParallel`` has that of the original.
     """
     weight = conv.weight
-    gain, offset, mean, var, shift = (
-        None if tensor is None else tensor.to(weight.device, torch.float64)
-        for tensor in (norm.weight, norm.bias, norm.running_mean, norm.running_var, conv.bias)
-    )
-    scale = (var + norm.eps).rsqrt()
-    if gain is not None:
-        scale = scale * gain
-    bias = (-mean if shift is None else shift - mean) * scale
-    if offset is not None:
-        bias = bias + offset
+
+    def exact(tensor: Any, default: float = 0.0) -> Any:
+        return default if tensor is None else tensor.to(weight.device, torch.float64)
+
+    scale = (exact(norm.running_var) + norm.eps).rsqrt() * exact(norm.weight, 1.0)
+    bias = (exact(conv.bias) - exact(norm.running_mean)) * scale + exact(norm.bias)
     scale = scale.to(torch.promote_types(weight.dtype, torch.float32))
     if conv.transposed:  # (in_channels, out_channels / groups, ...)
         scale = scale.view(conv.groups, -1).repeat_interleave(conv.in_channels // conv.groups, 0)
