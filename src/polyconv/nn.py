@@ -32,13 +32,22 @@ class Fusion(Protocol):
         """Suspend or resume the fusion after the mode of a module has changed."""
 
 
+class Fold(Protocol):
+    """A batch normalisation folded into the weight and bias of a convolution."""
+
+    def operands(self, conv: Any) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias for a call of the convolution."""
+
+
 class Convolution(_ConvNd):
     """Base class of polyconv's modules: tolerance, activation and the passthrough cache."""
 
     tolerance: float | None = None
     activation: str | None = None
     fusion: Fusion | None = None
-    """Set by :func:`polyconv.optimize` if this module computes the activation of another module."""
+    """Set by :func:`polyconv.optimize` if this module computes what other modules did."""
+    fold: Fold | None = None
+    """Set with ``fusion`` if normalisations are among these modules."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "qconfig":
@@ -51,8 +60,8 @@ class Convolution(_ConvNd):
 
     @property
     def _comes_straight_here(self) -> bool:
-        """Whether :meth:`forward` runs polyconv's own code only, as a passthrough requires."""
-        return True
+        """Whether :meth:`forward` runs polyconv's own code only, on its parameters, as a passthrough requires."""
+        return self.fold is None
 
     def extra_repr(self) -> str:
         plain: str = super().extra_repr()
@@ -106,9 +115,10 @@ class _Forward(Convolution):
         """
         if residual is None and not is_dynamo_compiling() and (y := again(self, input)) is not None:
             return y
+        weight, bias = _operands(self)
         if residual is not None:
-            return self._conv_forward(input, self.weight, self.bias, residual)
-        return self._conv_forward(input, self.weight, self.bias)
+            return self._conv_forward(input, weight, bias, residual)
+        return self._conv_forward(input, weight, bias)
 
     def _conv_forward(
         self, input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None
@@ -125,7 +135,8 @@ class _Forward(Convolution):
     @property
     def _comes_straight_here(self) -> bool:
         """Whether ``_conv_forward`` is the one above: overridden neither by a subclass nor on the instance."""
-        return type(self)._conv_forward is _Forward._conv_forward and "_conv_forward" not in self.__dict__
+        straight = type(self)._conv_forward is _Forward._conv_forward and "_conv_forward" not in self.__dict__
+        return straight and self.fold is None
 
 
 class _Transposed(Convolution):
@@ -166,7 +177,7 @@ class _Transposed(Convolution):
         """``output_size`` selects the output's extents among those that the stride allows."""
         if output_size is None and not is_dynamo_compiling() and (y := again(self, input)) is not None:
             return y
-        weight, bias = self.weight, self.bias
+        weight, bias = _operands(self)
         if self.padding_mode != "zeros":
             raise ValueError(f"Only `zeros` padding mode is supported for {type(self).__name__}")
         op, output_padding = TRANSPOSED[len(self.kernel_size)], self.output_padding
@@ -180,6 +191,12 @@ class _Transposed(Convolution):
             return operator_path.call(op, input, weight, bias, args, tolerance)
         module = self if output_size is None else None
         return fastpath.call(op, input, weight, bias, args, tolerance, module=module)
+
+
+def _operands(module: Convolution) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of a call. Another thread may restore the module meanwhile: torch's class has no fold."""
+    fold: Fold | None = getattr(module, "fold", None)
+    return (module.weight, module.bias) if fold is None else fold.operands(module)
 
 
 def _keep_options(module: Convolution, tolerance: float | None, activation: str | None) -> None:

@@ -73,7 +73,8 @@ class TransformedWeights:
         new = _Kept(state, bits, transformed, weakref.ref(storage, lambda _: self._kept.pop(key, None)), promise)
         with STATE_LOCK:
             self._kept.pop(key, None)
-            self.size = sum(map(_bytes, tuple(self._kept.values())))
+            # A list: making a tuple may start a collection after the iteration has begun, which drops entries.
+            self.size = sum(map(_bytes, list(self._kept.values())))
             # No eviction: a model runs its layers in a cycle, so LRU would drop each entry before its next use.
             if self.size + _bytes(new) <= self.limit:
                 self._kept[key] = new

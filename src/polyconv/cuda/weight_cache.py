@@ -106,7 +106,8 @@ class PreparedWeights:
         new = _Kept(state, memory, size, weakref.ref(storage, lambda _: self._kept.pop(key, None)))
         with STATE_LOCK:
             self._kept.pop(key, None)
-            self.size = sum(kept.size for kept in tuple(self._kept.values()))
+            # A list, as in the CPU's weight cache: making a tuple may start a collection, which drops entries.
+            self.size = sum(kept.size for kept in list(self._kept.values()))
             # No eviction: a model runs its layers in turn, and would evict each one before its next call.
             if self.size + size <= self.limit:
                 self._kept[key] = new

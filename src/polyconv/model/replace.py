@@ -159,6 +159,8 @@ def _why_not_restore(module: torch.nn.Module) -> str | None:
         return f"{kind.__qualname__} is a subclass of polyconv.{ours.__name__}"
     if module.activation not in (None, "none"):
         return f"it applies {module.activation}, which {_named(_TORCHS[kind])} would leave out"
+    if module.fold is not None:
+        return "it computes the batch normalisation after it; the undo() of optimize's report restores both"
     if has_all_sides(module):
         return f"{_named(_TORCHS[kind])} has no padding of {_SIDES[len(module.padding)]} sides {module.padding}"
     return None

@@ -292,6 +292,47 @@ def test_what_reads_no_element_is_fused(
     assert (found, why_not("conv")) == (["conv"], "")
 
 
+class Normalised(Net):
+    """A normalisation in the place of the activation, and an activation after it."""
+
+    def __init__(self, way: Way, when: str) -> None:
+        super().__init__(nn.ReLU, False, way, when)
+        self.act, self.then = nn.BatchNorm2d(3), nn.ReLU()
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        if self.when == "before":
+            self.way(self, y)
+        z = self.act(y)
+        if self.when != "before":
+            self.way(self, y if self.when == "after" else z)
+        result: Tensor = self.tail(self.then(z))
+        return result
+
+
+def folded(model: Normalised) -> tuple[bool, list[str], str]:
+    """Whether the normalisation can be folded; fused convolutions; the reason against."""
+    flow = record(model, {"conv": model.conv}, X, None).flow
+    found = [model.conv is conv for _, convs, _ in flow.groups() for conv in convs]
+    return flow.norm(model.conv) is model.act, ["conv"] * len(found), flow.why_not(model.conv)
+
+
+@pytest.mark.parametrize("when", ["before", "after", "normalised"])
+@pytest.mark.parametrize("way", WAYS | REFERENCES)
+def test_what_reads_the_tensor_before_a_normalisation_is_not_folded(way: str, when: str) -> None:
+    """What reads the normalised tensor prevents fusing the activation only, unless it sees all of the graph."""
+    folds, fused, why = folded(Normalised((WAYS | REFERENCES)[way], when))
+    assert why
+    assert (folds, fused) == (when == "normalised" and "grad_fn" not in why, [])
+
+
+@pytest.mark.parametrize("when", ["before", "after", "normalised"])
+@pytest.mark.parametrize("way", HARMLESS)
+def test_what_reads_no_element_is_folded(way: str, when: str) -> None:
+    assert folded(Normalised(HARMLESS[way], when)) == (True, ["conv"], "")
+
+
 # ---- hooks that are registered elsewhere
 
 
@@ -447,6 +488,8 @@ def test_usual_patterns_are_fused(pattern: str, kind: type[nn.Module], inplace: 
     make, expected = PATTERNS[pattern]
     x = X.clone().requires_grad_() if training else X
     found, why_not = fusable(make(kind, inplace).train(training), x)
+    if not training:  # the normalisations in front of further activations are folded
+        expected = [each for name in expected for each in dict.fromkeys((name, name.replace("conv1", "conv2")))]
     assert found == expected, [why_not(name) for name in expected]
 
 

@@ -1,21 +1,23 @@
-"""Proof by observation that a convolution may be fused with the activation after it.
+"""Proof by observation that a convolution may be fused with the batch normalisation and the activation after it.
 
 Fusing ``activation(conv(x))`` removes the tensor in between, so nothing else may read it. The model runs on its example
-with and without gradients, in its current mode, and each output of a convolution becomes a :class:`_Watched` tensor.
+with and without gradients, in its current mode, and each output of a convolution becomes a :class:`_Watched` tensor;
+in evaluation also the output of a batch normalisation that reads such a tensor.
 A fusion is valid if all of this holds for every output in both runs:
 
-- **One reader.** One activation module reads it, once. Python calls of PyTorch functions on the tensor, in any thread,
-  pass through ``__torch_function__``; the few that do not (:data:`_BYPASSES`) are replaced during the run, and calls
-  from C++ pass through the dispatcher. Metadata may be read.
-- **One owner.** Its storage has no more owners at the activation than when it was computed, no Python attribute was
+- **One reader.** One activation or normalisation module reads it, once. Python calls of PyTorch functions on the
+  tensor, in any thread, pass through ``__torch_function__``; the few that do not (:data:`_BYPASSES`) are replaced
+  during the run, and calls from C++ pass through the dispatcher. Metadata may be read.
+- **One owner.** Its storage has no more owners at that module than when it was computed, no Python attribute was
   set on it, and it does not outlive the run. So no list, attribute, closure, thread, view or array keeps it.
 - **No hook.** No module hook, global module hook or saved-tensor hook receives the tensor or its gradient, and Python
   reads no node of the autograd graph.
 
-A module can become an identity only if every call of it is such an activation. The proof holds for the mode of the
-runs, training or evaluation; :class:`~polyconv.tools.optimize.swapping.Fusion` suspends the fusion in the other. It
-does not cover code paths that the example does not take, C++ extensions that read a tensor's memory without the
-dispatcher, or TorchScript and ``torch.func`` in threads other than the model's.
+A module can become an identity only if every call of it is such a reader, and a normalisation only if it is called once
+in a run, after one convolution. The proof holds for the mode of the runs, training or evaluation;
+:class:`~polyconv.tools.optimize.swapping.Fusion` suspends the fusion in the other. It does not cover code paths that
+the example does not take, C++ extensions that read a tensor's memory without the dispatcher, or TorchScript and
+``torch.func`` in threads other than the model's.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -32,6 +35,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules import module as all_modules
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -40,6 +44,9 @@ from ...model.example_run import Example, Loss, run_model
 
 ACTIVATIONS: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.SiLU: "silu"}
 """Modules that can be fused -> name of the activation."""
+
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+"""Modules that can be folded; their subclasses may compute something else."""
 
 _PROPERTIES = (
     *("shape", "dtype", "device", "layout", "ndim", "requires_grad", "itemsize", "nbytes", "names", "is_leaf"),
@@ -60,29 +67,33 @@ _top_saved_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks
 
 
 @dataclass(eq=False)
-class _Activated:
-    """One call of an activation module."""
+class _Reading:
+    """One call of an activation or normalisation module."""
 
     module: nn.Module
     input: Tensor | None
+    reads: bool = False
+    """It has read a watched tensor."""
 
 
 @dataclass(eq=False)
 class _Output:
-    """One output of a convolution."""
+    """One output of a convolution, or of a normalisation after it."""
 
     flow: Flow
+    run: int = 0
+    dims: int = 0
     owners: int = 0
     """Owners of its storage when it was computed."""
     watched: bool = True
     """The tensor is alive and still of class :class:`_Watched`."""
-    call: _Activated | None = None
-    """The activation call that reads it."""
+    call: _Reading | None = None
+    """The call of a module that reads it."""
     obstacle: str = ""
     """The first reason against fusion."""
 
     @property
-    def activation(self) -> nn.Module | None:
+    def reader(self) -> nn.Module | None:
         return None if self.call is None else self.call.module
 
     def check(self, tensor: Tensor) -> None:
@@ -95,10 +106,16 @@ class _Output:
 
 @dataclass
 class _Fate:
-    """Outputs of one convolution."""
+    """Outputs of one convolution, or of one normalisation after a convolution."""
 
     outputs: list[_Output] = field(default_factory=list)
     obstacle: str = ""
+
+    def why_not(self) -> str:
+        return next(filter(None, [self.obstacle, *(output.obstacle for output in self.outputs)]), "")
+
+    def readers(self) -> set[nn.Module | None]:
+        return {output.reader for output in self.outputs}
 
 
 class _Watched(Tensor):
@@ -193,8 +210,8 @@ class _Here(threading.local):
     """State of the calling thread."""
 
     def __init__(self) -> None:
-        self.inside: _Activated | None = None
-        """The running activation call."""
+        self.inside: _Reading | None = None
+        """The running call of an activation or normalisation."""
         self.unnamed: _Output | None = None
         """Output read by a running function; the first operator dispatched gives the obstacle its name."""
 
@@ -206,7 +223,13 @@ class Flow(TorchDispatchMode):
         super().__init__()
         self._model = model
         self._names = {module: name for name, module in model.named_modules()}
-        self._fates = {conv: _Fate(obstacle=_why_alone(conv)) for conv in convolutions}
+        self._fates = {conv: _Fate(obstacle="it has hooks" if _hooked(conv) else "") for conv in convolutions}
+        self._convolutions = tuple(self._fates)
+        self._norms = set() if model.training else {norm for norm in self._names if isinstance(norm, _BatchNorm)}
+        """Normalisations that may be folded: none in training."""
+        self._uses = Counter(id(tensor) for module in self._names for tensor in _tensors(module))
+        self._fates.update((norm, _Fate()) for norm in self._norms)
+        self._run = 0
         self._here = _Here()
         self._calls: dict[nn.Module, int] = {}
         self._saving = _Saving()
@@ -223,6 +246,7 @@ class Flow(TorchDispatchMode):
         saving = self._saving.hooks(training=self._model.training) if graded else nullcontext()
         outputs = {conv: len(fate.outputs) for conv, fate in self._fates.items()}
         calls = dict(self._calls)
+        self._run += 1
         failure = ""
         try:
             with mode(), saving, _bypasses_seen(), self._hooks(), self:
@@ -254,11 +278,12 @@ class Flow(TorchDispatchMode):
             self.refuse("a hook of all modules sees its output or its gradient")
         with ExitStack() as stack:
             for module, name in self._names.items():
-                if module in self._fates:
+                if module in self._convolutions:
                     handles = [module.register_forward_hook(self._produced, prepend=True)]
-                elif type(module) in ACTIVATIONS and not _hooked(module):
+                elif (type(module) in ACTIVATIONS or module in self._norms) and not _hooked(module):
+                    leave = self._normalised if module in self._norms else self._leave
                     enter = module.register_forward_pre_hook(self._enter)
-                    handles = [enter, module.register_forward_hook(self._leave, prepend=True)]
+                    handles = [enter, module.register_forward_hook(leave, prepend=True)]
                 elif _hooked(module):
                     handles = self._watch_hooks(module, name)
                 else:
@@ -285,12 +310,13 @@ class Flow(TorchDispatchMode):
         """Context in which a PyTorch function reads an output."""
         output, now = _record_of(tensor), self._here.inside
         if self._activates(tensor) and output.call is None:
-            output.call = now
+            assert now is not None
+            output.call, now.reads = now, True
             output.check(tensor)
             if self._saving.is_foreign():
                 output.obstacle = output.obstacle or "a hook of saved tensors sees its output or the activation's"
             yield
-            if now is not None and now.module.inplace and type(tensor) is _Watched:
+            if getattr(now.module, "inplace", False) and type(tensor) is _Watched:
                 _unwatch(tensor)  # it holds the activation's output now
             return
         _refuse(tensor, f"its output is read by {_name_of(func)}")
@@ -304,29 +330,34 @@ class Flow(TorchDispatchMode):
         return self._here.inside is not None and self._here.inside.input is tensor
 
     def refuse(self, why: str) -> None:
-        """Record an obstacle for all convolutions."""
+        """Record an obstacle for all fusions."""
         for fate in self._fates.values():
             fate.obstacle = fate.obstacle or why
 
-    def _produced(self, conv: nn.Module, _: Any, output: Any) -> None:
-        fate = self._fates[conv]
-        record = _Output(self)
-        fate.outputs.append(record)
+    def _produced(self, module: nn.Module, _: Any, output: Any) -> None:
+        record = _Output(self, self._run)
+        self._fates[module].outputs.append(record)
         if type(output) is not Tensor:
             record.watched, record.obstacle = False, f"its output is no plain tensor but a {type(output).__name__}"
             return
-        record.owners = _owners(output)
+        record.owners, record.dims = _owners(output), output.dim()
         output.__dict__[_RECORD] = record
         output.__class__ = _Watched
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         self._calls[module] = self._calls.get(module, 0) + 1
-        self._here.inside = _Activated(module, args[0] if len(args) == 1 else None)
+        self._here.inside = _Reading(module, args[0] if len(args) == 1 else None)
 
     def _leave(self, *_: Any) -> None:
         if self._here.inside is not None:
             self._here.inside.input = None  # `_Output.call` would keep it alive
         self._here.inside = None
+
+    def _normalised(self, norm: nn.Module, _: Any, output: Any) -> None:
+        call = self._here.inside
+        self._leave()
+        if call is not None and call.reads:
+            self._produced(norm, _, output)
 
     def _watch_hooks(self, module: nn.Module, name: str) -> list[Any]:
         """Record an obstacle for convolution outputs passed to a module's hooks, which may do anything with them."""
@@ -364,36 +395,65 @@ class Flow(TorchDispatchMode):
     # ---- results
 
     def why_not(self, conv: nn.Module) -> str:
-        """Obstacle to fusing a convolution; empty if its own outputs allow fusion."""
-        fate = self._fates[conv]
-        obstacles = [fate.obstacle, *(output.obstacle for output in fate.outputs)]
-        if any(obstacles):
-            return next(filter(None, obstacles))
-        kinds = {ACTIVATIONS[type(o.activation)] if o.activation is not None else "" for o in fate.outputs}
+        """Obstacle to fusing a convolution with an activation; empty if its own outputs allow fusion."""
+        last = self.norm(conv) or conv
+        if why := self._fates[last].why_not() or (last is conv and self._why_not_folded(conv)):
+            return why
+        if conv.transposed:
+            return "a transposed convolution computes no activation"
+        kinds = {ACTIVATIONS.get(type(reader), "") for reader in self._fates[last].readers()}  # type: ignore[arg-type]
         if kinds and "" not in kinds:
             return "" if len(kinds) == 1 else "different activations follow it"
         return "no activation module follows it"
 
+    def norm(self, conv: nn.Module) -> nn.Module | None:
+        """The batch normalisation that can be folded into a convolution; None if there is none."""
+        fate = self._fates[conv]
+        if fate.why_not() or self._why_not_folded(conv):
+            return None
+        return next((reader for reader in fate.readers() if reader in self._norms), None)
+
+    def _why_not_folded(self, conv: Any) -> str:
+        """Obstacle to folding the normalisation that reads a convolution's outputs; empty if none reads them."""
+        outputs, readers = self._fates[conv].outputs, self._fates[conv].readers()
+        norm = next((reader for reader in readers if reader in self._norms), None)
+        if norm is None:
+            return ""
+        name = self.name(norm)
+        if len(readers) > 1:
+            return f"not only {name} follows it"
+        if len({output.run for output in outputs}) < len(outputs):
+            return f"it is called more than once, and {name} follows it"
+        if self._calls[norm] != len(outputs):
+            return f"{name} is also called on something else"
+        if any(output.dims != conv.weight.dim() for output in outputs):
+            return f"{name} normalises an output without a batch"
+        if any(self._uses[id(tensor)] > 1 for tensor in (*_tensors(conv), *_tensors(norm))):
+            return f"it or {name} shares a parameter or buffer with another module"
+        return _why_not_norm(conv, norm, name)
+
+    def name(self, module: nn.Module) -> str:
+        """Class and name of a module."""
+        return f"{type(module).__name__} {self._names[module]}".strip()
+
     def groups(self) -> list[tuple[str, tuple[nn.Module, ...], tuple[nn.Module, ...]]]:
         """Fusions, each to be made as a whole: activation name, convolutions, and the activation modules replaced."""
-        able = {conv for conv in self._fates if not self.why_not(conv)}
+        able = {conv for conv in self._convolutions if not self.why_not(conv)}
         while True:
-            fused: dict[nn.Module, int] = {}
-            for conv in able:
-                for output in self._fates[conv].outputs:
-                    assert output.activation is not None
-                    fused[output.activation] = fused.get(output.activation, 0) + 1
-            spoilt = {activation for activation, count in fused.items() if count != self._calls[activation]}
+            fused = Counter(output.reader for conv in able for output in self._last(conv).outputs)
+            spoilt = {one for one, count in fused.items() if one is not None and count != self._calls[one]}
             if not spoilt:
-                return _components({conv: self._activations(conv) for conv in self._fates if conv in able})
-            for conv in able & self._fates.keys():
-                if self._activations(conv) & spoilt:
-                    name = self._names[next(iter(self._activations(conv) & spoilt))]
-                    self._fates[conv].obstacle = f"{name} is also called on something else"
-            able = {conv for conv in able if not self._fates[conv].obstacle}
+                return _components({conv: self._activations(conv) for conv in self._convolutions if conv in able})
+            for conv in able:
+                if found := self._activations(conv) & spoilt:
+                    self._last(conv).obstacle = f"{self._names[found.pop()]} is also called on something else"
+            able = {conv for conv in able if not self._last(conv).obstacle}
+
+    def _last(self, conv: nn.Module) -> _Fate:
+        return self._fates[self.norm(conv) or conv]
 
     def _activations(self, conv: nn.Module) -> set[nn.Module]:
-        return {output.activation for output in self._fates[conv].outputs if output.activation is not None}
+        return {reader for reader in self._last(conv).readers() if reader is not None}
 
 
 def prove(model: nn.Module, convolutions: Iterable[nn.Module], example: Example, loss: Loss | None) -> Flow:
@@ -467,11 +527,23 @@ def _owners(tensor: Tensor) -> int:
         return count(tensor.untyped_storage()._cdata)
 
 
-def _why_alone(conv: nn.Module) -> str:
-    """Obstacle that does not depend on a convolution's outputs; empty if there is none."""
-    if _hooked(conv):
-        return "it has hooks"
-    return "a transposed convolution computes no activation" if conv.transposed else ""
+def _tensors(module: nn.Module) -> list[Tensor]:
+    """Parameters and buffers of a module itself."""
+    return [tensor for tensor in (*module._parameters.values(), *module._buffers.values()) if tensor is not None]
+
+
+def _why_not_norm(conv: nn.Module, norm: nn.Module, name: str) -> str:
+    """Obstacle to folding that does not depend on the outputs; empty if there is none."""
+    if type(norm) not in _NORMS:
+        return f"{name}, which follows it, is of a class of its own or parametrised"
+    if norm.training:
+        return f"{name}, which follows it, is in training mode"
+    if norm.running_mean is None or norm.running_var is None:
+        return f"{name}, which follows it, has no running statistics"
+    weight = conv.weight
+    if any(t.is_floating_point() and (t.dtype, t.device) != (weight.dtype, weight.device) for t in _tensors(norm)):
+        return f"{name}, which follows it, has another dtype or device"
+    return ""
 
 
 _HOOKS = ("forward", "forward_pre", "backward", "backward_pre")

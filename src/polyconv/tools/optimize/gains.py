@@ -43,7 +43,7 @@ def gains_of(measurements: Measurements, fusable: Sequence[Fusion], margin: floa
         if agreed(f"fuse {margin} {[layer.name for layer in together]}", gains):
             fusions.append(fusion)
             swapped += together
-            reasons.update(dict.fromkeys(together, f"faster, with {fusion.activation} inside"))
+            reasons.update((layer, f"faster{layer.inside(fusion.activation)}") for layer in together)
     for layer in measurements:
         if layer in reasons:
             continue
@@ -52,7 +52,7 @@ def gains_of(measurements: Measurements, fusable: Sequence[Fusion], margin: floa
             f"swap {margin} {layer.name} {[t.shape for t in measurements[layer]]}", apart < (1 - margin) * theirs
         ):
             swapped.append(layer)
-            reasons[layer] = "faster"
+            reasons[layer] = f"faster{layer.inside()}"
         elif all(measurement.same_kernel for measurement in measurements[layer]):
             reasons[layer] = "same kernel: PyTorch's own is the fastest plan"
         else:

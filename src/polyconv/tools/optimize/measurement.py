@@ -22,7 +22,7 @@ from ...nn import OURS as MODULES
 from ...problem import Activation, Pass
 from ...tuning_key import problem_key
 from .recording import Call, Layer
-from .swapping import Torchs
+from .swapping import Torchs, frozen_copies
 
 TORCH, OURS, FUSED = "PyTorch", "polyconv", "polyconv, fused"
 
@@ -40,7 +40,7 @@ class Measurement:
     plan: str
     torch_seconds: float
     seconds: float
-    """Time of polyconv's module followed by the separate activation."""
+    """Time of polyconv's module, with a folded normalisation, followed by the separate activation."""
     fused_seconds: float | None
     """Time of polyconv's module with the fused activation; None if fusion is impossible."""
     error: float
@@ -69,12 +69,13 @@ class Measurer:
     ) -> Measurement:
         """Time one layer on one of its inputs.
 
-        ``activation`` is the module that always follows it, ``fused`` the name of that activation. Half of ``seconds``
-        is for the candidates of its problems, unless their times are cached, and half for the modules.
+        ``activation`` is the module that always follows it or its normalisation, ``fused`` the name of that activation.
+        Half of ``seconds`` is for the candidates of its problems, unless their times are cached, and half for the
+        modules.
         """
-        twin = _twin(layer.module, None)
+        twin = _twin(layer, None)
         decisions = self._decisions(twin, call)
-        operands = _operands(layer.module, call)
+        operands = _operands(twin, call)
         backend = backend_for(call.x.device)
         timer = self.timer_within(seconds / 2 / max(1, len(decisions)))
         outcomes: list[Outcome] = []
@@ -90,12 +91,13 @@ class Measurer:
         forced = preferences.Forced(chosen)
         with forced:
             plans = [preferences.plan(backend, one.problem, inference=one.inference) for one in decisions]
-            same = bool(plans) and all(plan.passthrough for plan in plans)
-        calls: dict[str, Passes] = {TORCH: self._passes(layer.module, call, activation)}
+            passthrough = bool(plans) and all(plan.passthrough for plan in plans)
+            same = passthrough and layer.fold.norm is None
+        calls: dict[str, Passes] = {TORCH: self._passes(layer.module, call, layer.fold.norm, activation)}
         if not same:
             calls[OURS] = self._passes(twin, call, activation)
             if fused is not None:
-                calls[FUSED] = self._passes(_twin(layer.module, fused), call, None)
+                calls[FUSED] = self._passes(_twin(layer, fused), call)
         within: dict[str, Callable[[], AbstractContextManager[object]]] = dict.fromkeys(calls, lambda: forced)
         within[TORCH] = nullcontext
         with self._mode():
@@ -117,18 +119,20 @@ class Measurer:
     def _decisions(self, twin: nn.Module, call: Call) -> list[Decision]:
         """The problems that one call of polyconv's module plans, each once."""
         with preferences.watched(alone=True) as seen, self._mode():
-            self._passes(twin, call, None)()
+            self._passes(twin, call)()
         return list({decision.key: decision for decision in seen}.values())
 
     def _mode(self) -> AbstractContextManager[object]:
         return torch.enable_grad() if self.training else torch.inference_mode()
 
-    def _passes(self, module: nn.Module, call: Call, activation: nn.Module | None) -> Passes:
+    def _passes(self, module: nn.Module, call: Call, *following: nn.Module | None) -> Passes:
         x = call.x.detach()
 
         def run(x: Tensor) -> Tensor:
             y = _forward(module, x, call)
-            return y if activation is None else type(activation).forward(activation, y)
+            for each in following:
+                y = y if each is None else type(each).forward(each, y)
+            return y
 
         if not self.training:
             return lambda: run(x)
@@ -152,10 +156,13 @@ def _forward(module: nn.Module, x: Tensor, call: Call) -> Tensor:
     return forward(module, x) if call.output_size is None else forward(module, x, call.output_size)
 
 
-def _twin(module: Torchs, activation: str | None) -> nn.Module:
-    """Polyconv's module sharing the parameters of a torch module."""
-    twin = copy.copy(module)
-    twin.__class__ = MODULES[type(module)]
+def _twin(layer: Layer, activation: str | None) -> Torchs:
+    """Polyconv's module sharing the parameters of a torch module, or with those of a folded normalisation."""
+    twin = copy.copy(layer.module)
+    twin.__class__ = MODULES[type(layer.module)]
+    if layer.fold.norm is not None:
+        weight, bias = frozen_copies(layer.module, layer.fold.norm)
+        twin.__dict__.update(weight=weight, bias=bias)
     if activation is not None:
         twin.activation = activation  # type: ignore[assignment]
     return twin

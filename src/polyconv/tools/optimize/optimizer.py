@@ -32,7 +32,7 @@ from .gains import Gains, Measurements, agreed_word, gains_of
 from .measurement import TORCH, Measurement, Measurer
 from .recording import Layer, Recording, record, runner
 from .report import OptimizationReport, Row
-from .swapping import Fusion, Swap, Torchs
+from .swapping import Fold, Fusion, Swap, Torchs
 
 MARGIN = 0.03
 """Share of PyTorch's time that a swap must save, because of measurement noise."""
@@ -72,15 +72,17 @@ def optimize(
 
     An activation module (``nn.ReLU``, ``nn.SiLU``) is fused into the convolution before it, and becomes an
     ``nn.Identity``, if the example run proves that nothing else reads the tensor in between
-    (:mod:`polyconv.tools.optimize.fusion_trace`). The example should therefore take every path that the model will
-    take. In the other mode, training or evaluation, the fusion is suspended.
+    (:mod:`polyconv.tools.optimize.fusion_trace`). In evaluation, so is a batch normalisation with running statistics;
+    parameters and buffers stay as they are, and writes to them take effect. The example should therefore take every
+    path that the model will take. In the other mode, training or evaluation, the fusion is suspended.
 
     Nothing is swapped if outputs, or in training gradients, deviate by more than the predicted errors explain, or if
     the gain is within the measurement noise, which is estimated by timing the original model twice. The report gives
     the reason.
 
     In evaluation mode the weights of swapped convolutions are frozen, as by :func:`polyconv.freeze`: call
-    :func:`polyconv.unfreeze` before writing to them behind their version counters. ``report.undo()`` unfreezes them.
+    :func:`polyconv.unfreeze` before writing to them, or to the bias or normalisation of a layer with a folded
+    normalisation, behind their version counters. ``report.undo()`` unfreezes them.
 
     Args:
         model: any module on a CPU or a CUDA device. Convolutions in float32 are considered.
@@ -92,7 +94,7 @@ def optimize(
         candidates: number of plans to time per problem, in the cost model's order.
         seconds: approximate time limit of the measurements [s], divided among the convolutions by their share of the
             model's time. Convolutions for which no time is left are not swapped, and the report says so.
-        fuse: fuse activations into the convolutions before them.
+        fuse: fuse activations and batch normalisations into the convolutions before them.
         tuning_file: tuning file to merge the measurements into, for other processes.
         quiet: show no progress on standard error.
         timer: replacement for the clock that times the calls.
@@ -109,7 +111,7 @@ def optimize(
         recording = record(model, convolutions, example_inputs, loss)
         budget = Budget(recording, seconds)
         shown.expect(sum(len(layer.calls) for layer in recording.layers) + 1)
-        fusable = [Fusion(*group) for group in recording.flow.groups()] if fuse else []
+        fusable = _fusable(recording) if fuse else []
         not_fused = _not_fused(recording) if fuse else {}
         measurer = Measurer(timer_within, training=model.training, candidates=candidates)
         measurements, unmeasured = _measure(recording, budget, fusable, measurer, shown)
@@ -167,9 +169,26 @@ def _proposals(measurements: Measurements, fusable: Sequence[Fusion], margin: fl
             for measurement in measurements[layer]
             for key, choice in measurement.choices.items()
         }
-        swap = Swap([layer.module for layer in gains.swapped], gains.fusions)
+        alone = [layer for layer in gains.swapped if layer.fold.norm is not None and layer.module not in gains.fused]
+        folds = [Fusion(None, (layer.module,), (), (layer.fold,)) for layer in alone]
+        swap = Swap([layer.module for layer in gains.swapped], (*gains.fusions, *folds))
         found.setdefault(gains.swapped, _Proposal(name, gains, swap, chosen))
     return list(found.values())
+
+
+def _fusable(recording: Recording) -> list[Fusion]:
+    """The proved fusions with activations. Layers learn of the normalisation to be folded into them."""
+    flow = recording.flow
+    for layer in recording.layers:
+        if (norm := flow.norm(layer.module)) is not None:
+            layer.fold = Fold(norm, flow.name(norm))
+    folds = {layer.module: layer.fold for layer in recording.layers}
+    found = []
+    for activation, convolutions, modules in flow.groups():
+        theirs = tuple(folds[conv] for conv in convolutions)  # type: ignore[index]
+        is_any = any(fold.norm is not None for fold in theirs)
+        found.append(Fusion(activation, convolutions, modules, theirs if is_any else ()))
+    return found
 
 
 def _convolutions(model: nn.Module) -> tuple[dict[str, Torchs], dict[str, str]]:
@@ -326,6 +345,8 @@ def _keep(kept: _Proposal, device: torch.device, *, freeze: bool) -> Callable[[]
     def undo() -> None:
         if kept.swap.applied:
             kept.swap.undo()
+            for fusion in kept.swap.fusions:
+                fusion.forget()
             preferences.forget(measured)
             for weight in frozen:
                 unmark_frozen(weight)

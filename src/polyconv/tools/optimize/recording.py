@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ...measure.timing import now
 from ...model.example_run import Example, Loss, backward, run_model
 from .fusion_trace import Flow, prove
-from .swapping import Torchs
+from .swapping import Fold, Torchs
 
 
 @dataclass
@@ -38,6 +38,13 @@ class Layer:
     name: str
     module: Torchs
     calls: dict[Any, Call] = field(default_factory=dict)
+    fold: Fold = field(default_factory=lambda: Fold(None))
+    """With the batch normalisation that polyconv's module takes over, if any."""
+
+    def inside(self, activation: str | None = None) -> str:
+        """Description of what polyconv's module computes beside the convolution."""
+        parts = [part for part in (self.fold.name, activation) if part]
+        return f", with {' and '.join(parts)} inside" if parts else ""
 
 
 @dataclass(frozen=True)

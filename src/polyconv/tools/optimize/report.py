@@ -25,8 +25,8 @@ class Row:
     plan: str
     """Polyconv's plan, whether it runs or not."""
     before: float
-    """Time of one call of PyTorch's module [s], including a following activation that could be fused and, in
-    training, the backward pass."""
+    """Time of one call of PyTorch's module [s], including a following normalisation and activation that could be fused
+    and, in training, the backward pass."""
     after: float
     """Time of one call of the module that runs now [s]."""
     ours: float
