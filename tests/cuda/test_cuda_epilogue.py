@@ -248,7 +248,7 @@ OTHERS = ("hardtanh(-0.5, 2)", "leaky_relu(0.2)", "hardswish", "hardsigmoid", "s
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_activations_are_as_in_torch(name: str) -> None:
     activation = Activation(name)
-    wanted = activation(SPECIAL.double()).float()  # in float32 torch's GELU of infinity is NaN
+    wanted = activation(SPECIAL.double()).float() if name == "gelu" else activation(SPECIAL)  # torch: NaN at infinity
     torch.testing.assert_close(activated(activation, SPECIAL), wanted, rtol=2e-6, atol=1e-6, equal_nan=True)
     z = torch.cat([torch.linspace(-20, 20, 20_000), torch.logspace(-30, 1, 2_000), -torch.logspace(-30, 1, 2_000)])
     error = (activated(activation, z).double() - activation(z.double())).abs()

@@ -133,7 +133,8 @@ def test_what_is_no_number_is_as_in_torch(activation: str, dtype: torch.dtype) -
     nan, inf = float("nan"), float("inf")
     values = torch.tensor([nan, inf, -inf, 0.0, -0.0, 90.0, -90.0, -120.0, 3e38, -3e38, 1e-40, -1e-40], dtype=dtype)
     x, w = values.repeat(5).reshape(1, 1, 3, 20), torch.ones(1, 1, 1, 1, dtype=dtype)
-    expected = ACTIVATIONS[activation](x.double()).to(dtype)  # in float32 torch's GELU of infinity is NaN
+    exact = x.double() if activation == "gelu" else x  # in float32 torch's GELU of infinity is NaN
+    expected = ACTIVATIONS[activation](exact).to(dtype)
     torch.testing.assert_close(polyconv.conv2d(x, w, activation=activation), expected, equal_nan=True)
     from_residual = polyconv.conv2d(torch.zeros_like(x), w, activation=activation, residual=x)
     torch.testing.assert_close(from_residual, expected, equal_nan=True)

@@ -99,7 +99,8 @@ __device__ __forceinline__ void apply(float (&values)[kCount], const Fn& fn) {
 // One switch for all values of a thread.
 template <int kCount, class Params>
 __device__ __forceinline__ void activate(float (&values)[kCount], const Params& p) {
-  const bool gates = Activation(p.activation) == Activation::kSwish || Activation(p.activation) == Activation::kHardswish;
+  const bool gates =
+      Activation(p.activation) == Activation::kSwish || Activation(p.activation) == Activation::kHardswish;
   switch (Activation(p.activation)) {
     case Activation::kClamp:
       return apply(values, [&](float z) { return clamp(z, p.a, p.b); });
@@ -107,7 +108,8 @@ __device__ __forceinline__ void activate(float (&values)[kCount], const Params& 
       return apply(values, [&](float z) { return z > 0.f ? z : z * p.a; });
     case Activation::kSigmoid:
     case Activation::kSwish:
-      return apply(values, [&](float z) { return (gates ? z : 1.f) * sigmoid(z * (p.a + p.b * z * z)); });
+      // The bound keeps an infinite square from a coefficient of 0; sigmoid is 0 or 1 long before it.
+      return apply(values, [&](float z) { return (gates ? z : 1.f) * sigmoid(z * (p.a + p.b * fminf(z * z, 1e4f))); });
     case Activation::kHardsigmoid:
     case Activation::kHardswish:
       return apply(values, [&](float z) { return (gates ? z : 1.f) * clamp(z + 3.f, 0.f, 6.f) * (1.f / 6.f); });
