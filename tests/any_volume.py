@@ -9,10 +9,11 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from torch import Tensor
 
+from polyconv.activation import Activation
 from polyconv.backend import Run, candidate_names
 from polyconv.lowering.lower import lower
 from polyconv.numerics import reference
-from polyconv.problem import Activation, PaddingMode, Pass, Problem
+from polyconv.problem import PaddingMode, Pass, Problem
 from polyconv.selection import Preference
 from virtual_gpu.gpu import VirtualGpu
 

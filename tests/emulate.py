@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import gpu_emulator
+from polyconv.activation import Activation
 from polyconv.cuda.jit.cache import KernelCache
 from polyconv.cuda.planner import DEVICES, KernelSpec, Launch, Plan, plan_cuda
 from polyconv.cuda.planner.candidate import CudaCandidate
@@ -17,7 +18,7 @@ from polyconv.numerics import reference
 from polyconv.numerics.error_model import TYPICAL, Magnitudes
 from polyconv.numerics.prediction import reduction_of
 from polyconv.numerics.scale import largest, scales
-from polyconv.problem import Activation, Pass, Problem
+from polyconv.problem import Pass, Problem
 
 V100, A100 = DEVICES["v100"], DEVICES["a100"]
 NAN = float("nan")

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 
-from .problem import AXES, Activation, Extents, PaddingMode, Sides, output_size
+from .activation import ACTIVATIONS, Activation
+from .problem import AXES, Extents, PaddingMode, Sides, output_size
 from .settings import checked_tolerance
 
 Extent = int | Sequence[int]
@@ -21,7 +22,6 @@ Padding = str | int | Sequence[int]
 """``"same"``, ``"valid"``, one number, one per axis, or all sides: (top, bottom, left, right) in 2-D."""
 
 PADDING_MODES = tuple(mode.value for mode in PaddingMode)
-ACTIVATIONS = tuple(activation.value for activation in Activation)
 
 
 class Geometry(NamedTuple):
@@ -116,15 +116,15 @@ def normalise_transposed(
 
 
 def activation_name(activation: str | None) -> str:
-    """Name of the activation, "none" for None. Callables are refused: the activation is applied inside a kernel."""
+    """Text of an :class:`Activation`; "none" for None. Callables are refused: a kernel applies the activation."""
     if activation is None:
-        return Activation.NONE.value
-    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        return "none"
+    if not isinstance(activation, str):
         raise ValueError(
             f"activation must be None or one of {', '.join(ACTIVATIONS)}; got {activation!r}. "
             "Any other function can be called on the result"
         )
-    return str(activation)
+    return str(Activation(activation))
 
 
 def per_axis(name: str, value: Extent, rank: int) -> Extents:

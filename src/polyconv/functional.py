@@ -61,7 +61,9 @@ def conv2d(
         padding_mode: values outside the image: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``, as in
             ``torch.nn.Conv2d``. Negative sides crop the image before it is padded.
         tolerance: error budget of this call and of its backward pass, instead of :func:`polyconv.set_tolerance`'s.
-        activation: ``"relu"`` or ``"silu"``, applied to the sums before they are stored; ``None`` or ``"none"``: none.
+        activation: applied to the sums before they are stored: ``"relu"``, ``"relu6"``, ``"silu"``, ``"gelu"``,
+            ``"gelu_tanh"``, ``"leaky_relu"``, ``"hardtanh"``, ``"hardswish"``, ``"hardsigmoid"`` or ``"sigmoid"``.
+            Parameters other than torch's defaults follow in brackets: ``"leaky_relu(0.2)"``, ``"hardtanh(0, 1)"``.
         residual: a tensor of the output's size, dtype and device, added before the activation:
             ``activation(conv(input, weight) + bias + residual)``. Any strides; if they differ from the output's
             (channels_last if input or weight is), the residual is copied into that layout first.

@@ -220,8 +220,9 @@ class Conv2d(_Forward, torch.nn.Conv2d):
     """:class:`torch.nn.Conv2d` with more options; ``padding`` may also be (top, bottom, left, right).
 
     Padding modes other than zeros make no padded copy of the input: the kernels compute the index. ``tolerance`` is the
-    error budget of this module; None means that of :func:`polyconv.set_tolerance`. ``activation`` (``"relu"``,
-    ``"silu"``) is applied before the output is stored, after the optional residual of :meth:`forward` is added.
+    error budget of this module; None means that of :func:`polyconv.set_tolerance`. ``activation``
+    (:func:`polyconv.conv2d` lists them) is applied before the output is stored, after the optional residual of
+    :meth:`forward` is added.
     """
 
 

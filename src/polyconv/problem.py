@@ -20,6 +20,8 @@ from enum import Enum
 from math import prod
 from typing import Protocol
 
+from .activation import Activation
+
 DEFAULT_TOLERANCE = 1e-4
 
 Pair = tuple[int, int]
@@ -87,14 +89,6 @@ class PaddingMode(Word):
     REFLECT = "reflect"
     REPLICATE = "replicate"
     CIRCULAR = "circular"
-
-
-class Activation(Word):
-    """Function that a forward pass applies to its sums before storing them."""
-
-    NONE = "none"
-    RELU = "relu"
-    SILU = "silu"
 
 
 def output_extent(extent: int, before: int, after: int, kernel: int, stride: int, dilation: int) -> int:

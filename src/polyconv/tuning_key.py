@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from .problem import Activation, Problem, Shape, Strides, channels_last_strides, contiguous_strides
+from .activation import Activation
+from .problem import Problem, Shape, Strides, channels_last_strides, contiguous_strides
 from .util.cpuinfo import processor_name
 from .version import __version__
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 import cpu_passes
 from cpu_passes import Layer, arranged, close, poisoned, wide_layers
 from nightly import NIGHTLY
+from polyconv.activation import Activation
 from polyconv.cpu import native
 from polyconv.numerics import reference
-from polyconv.problem import Activation
 
 cpu_passes.load_native()
 
@@ -68,7 +68,7 @@ def test_every_register_tile(out_channels: int, instruction_set: str) -> None:
     x, w, bias, _ = case.tensors()
     x, residual = arranged(x, "channels_last"), arranged(torch.randn(case.y), "channels_last")
     expected = (reference.fprop(case.moves, x, w, bias) + residual).relu()
-    relu = native.activation_number(Activation.RELU)
+    relu, *_ = native.activation_numbers(Activation.RELU)
     for algorithm in ALGORITHMS:
         kept = torch.ops.polyconv_cpu.transform_weights(x, w, residual, case.geometry, plan(algorithm))
         for units in range(1, 18):

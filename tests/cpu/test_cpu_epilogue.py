@@ -16,13 +16,14 @@ from torch import Tensor
 
 import polyconv
 from cpu_passes import BORDERS, OUT_LAYOUTS, Layer, close, layers, load_native, placed, poisoned
+from polyconv.activation import Activation
 from polyconv.cpu import native
 from polyconv.cpu.engines.tile_lanes import schemes
 from polyconv.cpu.planner import plan_cpu
 from polyconv.numerics import reference
 from polyconv.numerics.prediction import reduction_of
 from polyconv.numerics.scale import largest, scales
-from polyconv.problem import Activation, Problem
+from polyconv.problem import Problem
 
 load_native()
 
@@ -43,8 +44,9 @@ PARAMETERS = {"clamp": (-0.5, 1.75), "leaky_relu": (0.1875,)}
 BOUNDED = {"clamp", "hardsigmoid", "sigmoid"}
 """Errors are relative to the sums: larger than the results."""
 KERNEL_EPILOGUES = [(activation, residual) for activation in APPLIED for residual in (False, True)][1:]
-EPILOGUES = [(name, residual) for name, residual in KERNEL_EPILOGUES if name in set(Activation)]
-"""Those of ``polyconv.conv2d``."""
+PUBLIC = ("none", "relu", "silu", "hardtanh(-0.5, 1.75)", "leaky_relu(1.5)", "hardswish", "gelu", "gelu_tanh")
+EPILOGUES = [(activation, residual) for activation in PUBLIC for residual in (False, True)][1:]
+"""Of ``polyconv.conv2d``."""
 FUSED, GROUPED, PHASED = 1, 2, 3
 """Stage orders of the tile-lanes engine."""
 
@@ -279,7 +281,7 @@ def test_pytorchs_convolution_is_followed_by_the_rest(activation: str, residual:
     x, w = torch.randn(2, 3, 9, 9).bfloat16(), torch.randn(4, 3, 3, 3).bfloat16()
     added = torch.randn(2, 4, 7, 7).bfloat16() if residual else None
     sums = F.conv2d(x, w)
-    expected = APPLIED[activation](sums if added is None else sums + added)
+    expected = Activation(activation)(sums if added is None else sums + added)
     assert torch.equal(polyconv.conv2d(x, w, activation=activation, residual=added), expected)
 
 

@@ -9,11 +9,12 @@ import torch
 
 from commands import python
 from cpu_passes import load_native
+from polyconv.activation import ACTIVATIONS, Activation
 from polyconv.cpu import native
 from polyconv.cpu.device import CpuDevice
 from polyconv.cpu.engines import channel_lanes, depthwise, pointwise, tile_lanes
 from polyconv.cpu.engines.schemes import KernelScheme
-from polyconv.problem import Activation, PaddingMode, Pass, Problem
+from polyconv.problem import PaddingMode, Pass, Problem
 
 load_native()
 
@@ -33,7 +34,7 @@ def test_every_name_has_a_number() -> None:
     """The same names as Python has, in any order; the kernels have more activations than ``polyconv.conv2d``."""
     facts = native.facts()
     assert sorted(facts["borders"]) == sorted(mode.value for mode in PaddingMode)
-    assert {activation.value for activation in Activation} <= set(facts["activations"])
+    assert {Activation(name).kernel for name in ACTIVATIONS} == set(facts["activations"])
     assert len(set(facts["activations"])) == len(facts["activations"])
     assert set(facts["lanes"]) == {tile_lanes.NAME, channel_lanes.NAME, pointwise.NAME}
 

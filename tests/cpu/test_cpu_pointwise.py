@@ -15,12 +15,13 @@ from torch import Tensor
 import cpu_passes
 from cpu_passes import Layer, close
 from nightly import NIGHTLY
+from polyconv.activation import Activation
 from polyconv.cpu import native
 from polyconv.cpu.device import CpuDevice
 from polyconv.cpu.engines import pointwise
 from polyconv.cpu.planner import plan_cpu
 from polyconv.numerics import reference
-from polyconv.problem import Activation, Problem
+from polyconv.problem import Problem
 
 cpu_passes.load_native()
 
@@ -54,7 +55,7 @@ def check(
     before = [t.clone() for t in inputs]
     around = placed(case.y, sliced)
     y, dx = around, placed(case.x, sliced)
-    number = native.activation_number(Activation(activation))
+    number, *_ = native.activation_numbers(Activation(activation))
     torch.ops.polyconv_cpu.convolve(x, w, b if bias else None, y, case.geometry, PLAN, None, added, number)
     expected = reference.fprop(case.moves, x, w, b if bias else None)
     close(y, APPLIED[activation](expected if added is None else expected + added.double()))

@@ -12,6 +12,7 @@ from torch import Tensor
 import gpu_emulator
 from emulate import V100, check, cubin, plan_of, run_plan
 from machine_suites import Shape
+from polyconv.activation import Activation
 from polyconv.cuda.planner import all_kernels, plan_cuda
 from polyconv.cuda.planner.candidate import CudaCandidate
 from polyconv.cuda.planner.cost import bound_us
@@ -27,7 +28,7 @@ from polyconv.cuda.planner.winograd_fp16x3 import fused as winograd_fp16x3_fused
 from polyconv.cuda.planner.winograd_fp16x3 import nonfused as winograd_fp16x3_nonfused
 from polyconv.measure.workloads import find
 from polyconv.numerics import reference
-from polyconv.problem import Activation, Pass, Problem
+from polyconv.problem import Pass, Problem
 from polyconv.tools.export import ExportError, convolution_model, exported_file
 from polyconv.tools.inspect.emulated_cost import count_plan
 from virtual_gpu import run_in_virtual_gpu
@@ -100,6 +101,7 @@ GATHERED = {
 }
 PLANE = Shape((3, 3, 37, 70), 6, (3, 5), (1, 2), (1, 2, 3, 0), groups=3)
 SMALL_3X3 = Shape((2, 6, 19, 70), 40, (3, 3), padding=(1, 1, 1, 1))
+PLAIN_AXES = winograd_nonfused.F43, winograd_nonfused.F23
 EVEN_3X3 = Shape((1, 6, 16, 128), 40, (3, 3), padding=(1, 1, 1, 1))
 """Whole tiles: winograd/fused_resident.cuh stores pairs of columns."""
 DILATED_3X3 = Shape((1, 6, 17, 41), 33, (3, 3), padding=(2, 2, 3, 3), dilation=(2, 3))
@@ -237,6 +239,28 @@ def test_silu_errs_by_less_than_it_says() -> None:
     z = torch.cat([torch.linspace(-100, 100, 20_000), torch.logspace(-30, 2, 2_000), -torch.logspace(-30, 2, 2_000)])
     error = (activated(SILU, z).double() - torch.nn.functional.silu(z.double())).abs()
     assert (error <= 3.2e-7 * z.double().abs() + 1e-37).all()
+
+
+OTHERS = ("hardtanh(-0.5, 2)", "leaky_relu(0.2)", "hardswish", "hardsigmoid", "sigmoid", "gelu", "gelu_tanh")
+
+
+@pytest.mark.usefixtures("every_arch")
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_activations_are_as_in_torch(name: str) -> None:
+    activation = Activation(name)
+    wanted = activation(SPECIAL.double()).float() if name == "gelu" else activation(SPECIAL)  # torch: NaN at infinity
+    torch.testing.assert_close(activated(activation, SPECIAL), wanted, rtol=2e-6, atol=1e-6, equal_nan=True)
+    z = torch.cat([torch.linspace(-20, 20, 20_000), torch.logspace(-30, 1, 2_000), -torch.logspace(-30, 1, 2_000)])
+    error = (activated(activation, z).double() - activation(z.double())).abs()
+    limit = activation.roundings * 2.0**-24 * torch.maximum(z.double().abs(), activation(z.double()).abs())
+    assert (error <= limit + 1e-37).all()
+
+
+@pytest.mark.usefixtures("every_arch")
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_activations_in_every_family(name: str) -> None:
+    for way in (None, winograd_fused.CANDIDATES[0], winograd_nonfused.NonfusedCandidate(*PLAIN_AXES, 16)):
+        run(SMALL_3X3, Activation(name), True, way)
 
 
 @pytest.mark.usefixtures("every_arch")

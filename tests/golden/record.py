@@ -21,6 +21,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from polyconv.activation import Activation
 from polyconv.cpu import native, planner
 from polyconv.cpu.device import CpuDevice
 from polyconv.cpu.engines import channel_lanes
@@ -28,7 +29,7 @@ from polyconv.cuda.jit.cache import KernelCache
 from polyconv.cuda.jit.compile import compile_kernel, compiler_id
 from polyconv.cuda.planner import DEVICES, KernelSpec, Launch, Plan, all_kernels, plan_cuda
 from polyconv.measure.workloads import find
-from polyconv.problem import Activation, PaddingMode, Pass, Problem
+from polyconv.problem import PaddingMode, Pass, Problem
 
 FOLDER = Path(__file__).resolve().parent
 CPUS = {

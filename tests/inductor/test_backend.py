@@ -82,11 +82,11 @@ def test_it_is_found_by_name() -> None:
 def test_epilogues_are_fused() -> None:
     activations = {
         "relu": nn.ReLU(),
-        "clamp": nn.ReLU6(),
+        "hardtanh(0.0, 6.0)": nn.ReLU6(),
         "silu": nn.SiLU(),
         "hardswish": nn.Hardswish(),
         "gelu": nn.GELU(),
-        "leaky_relu": nn.LeakyReLU(0.2),
+        "leaky_relu(0.2)": nn.LeakyReLU(0.2),
         "sigmoid": nn.Sigmoid(),
         "hardsigmoid": nn.Hardsigmoid(),
     }

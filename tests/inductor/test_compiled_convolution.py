@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from polyconv import activation
+from polyconv.activation import Activation
 from polyconv.cpu import native, planner
 from polyconv.cpu.engines import aten, reference
 from polyconv.cpu.plan import CpuCandidate
@@ -18,24 +20,20 @@ from polyconv.inductor.layer import Layer
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="needs the native CPU kernels")
 
-ACTIVATIONS = {
-    "none": lambda y, a, b: y,
-    "relu": lambda y, a, b: F.relu(y),
-    "silu": lambda y, a, b: F.silu(y),
-    "hardswish": lambda y, a, b: F.hardswish(y),
-    "hardsigmoid": lambda y, a, b: F.hardsigmoid(y),
-    "clamp": lambda y, a, b: y.clamp(a, b),
-    "gelu": lambda y, a, b: F.gelu(y),
-    "leaky_relu": lambda y, a, b: F.leaky_relu(y, a),
-    "sigmoid": lambda y, a, b: torch.sigmoid(y),
-}
+ACTIVATIONS = [Activation(name) for name in (*activation.ACTIVATIONS, "leaky_relu(-0.25)", "hardtanh(-0.25, 0.5)")]
 
 
 def a_layer(
-    x: Tensor, w: Tensor, bias: Tensor | None, residual: bool, activation: str, groups: int, **geometry: tuple[int, int]
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    residual: bool,
+    applied: Activation,
+    groups: int,
+    **geometry: tuple[int, int],
 ) -> Layer:
     node = torch.fx.Graph().placeholder("x")
-    epilogue = Epilogue(node, node if residual else None, activation, -0.25, 0.5)
+    epilogue = Epilogue(node, node if residual else None, applied)
     has_bias = None if bias is None else node
     moves = (geometry["padding"], geometry["stride"], geometry["dilation"])
     return Layer(node, node, w, has_bias, bias, w, tuple(x.shape), *moves, groups, epilogue)
@@ -62,7 +60,7 @@ pairs = st.tuples(st.integers(1, 2), st.integers(1, 2))
     pairs,
     pairs,
     st.sampled_from(["one", "two", "depthwise"]),
-    st.sampled_from(list(ACTIVATIONS)),
+    st.sampled_from(ACTIVATIONS),
     st.booleans(),
     st.booleans(),
 )
@@ -73,7 +71,7 @@ def test_every_kernel_agrees_with_float64(
     stride: tuple[int, int],
     dilation: tuple[int, int],
     grouping: str,
-    activation: str,
+    applied: Activation,
     residual: bool,
     with_bias: bool,
 ) -> None:
@@ -85,12 +83,10 @@ def test_every_kernel_agrees_with_float64(
     bias = torch.randn(outputs) if with_bias else None
     y = F.conv2d(x.double(), w.double(), None if bias is None else bias.double(), groups=groups, **geometry)
     other = channels_last(tuple(y.shape)) if residual else None
-    layer = a_layer(x, w, bias, residual, activation, groups, **geometry)
-    wanted = ACTIVATIONS[activation](y if other is None else y + other, layer.epilogue.a, layer.epilogue.b)
+    layer = a_layer(x, w, bias, residual, applied, groups, **geometry)
+    wanted = applied(y if other is None else y + other)
     for one in kernels(layer):
-        made = layers.operator()(
-            x, layer.weights_for(one), bias, other, layer.numbers(one), layer.epilogue.a, layer.epilogue.b
-        )
+        made = layers.operator()(x, layer.weights_for(one), bias, other, layer.numbers(one), *applied.ab)
         assert made.is_contiguous(memory_format=torch.channels_last)
         torch.testing.assert_close(
             made.double(), wanted, atol=1e-3, rtol=1e-4, msg=lambda text, one=one: f"{one}: {text}"
@@ -99,7 +95,7 @@ def test_every_kernel_agrees_with_float64(
 
 def test_opcheck() -> None:
     x, w = channels_last((2, 8, 9, 9)), torch.randn(8, 8, 3, 3)
-    layer = a_layer(x, w, None, False, "relu", 1, padding=(1, 1), stride=(2, 2), dilation=(1, 1))
+    layer = a_layer(x, w, None, False, Activation.RELU, 1, padding=(1, 1), stride=(2, 2), dilation=(1, 1))
     one = kernels(layer)[0]
     torch.library.opcheck(layers.operator(), (x, layer.weights_for(one), None, None, layer.numbers(one)))
 
@@ -115,7 +111,7 @@ def test_opcheck() -> None:
 )
 def test_arguments_that_do_not_fit_raise(change: dict[str, object], said: str) -> None:
     x, w = channels_last((1, 8, 9, 9)), torch.randn(8, 8, 3, 3)
-    layer = a_layer(x, w, None, False, "none", 1, padding=(0, 0), stride=(1, 1), dilation=(1, 1))
+    layer = a_layer(x, w, None, False, Activation.NONE, 1, padding=(0, 0), stride=(1, 1), dilation=(1, 1))
     one = kernels(layer)[0]
     numbers = layer.numbers(one)
     x = channels_last(change["x"]) if "x" in change else x  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from torch import Tensor
 from any_volume import check, check_as_machine_code, volumes
 from machine_suites import explore
 from nightly import nightly
+from polyconv.activation import Activation
 from polyconv.autotune import preferences
 from polyconv.backend import Run
 from polyconv.cuda.planner import DEVICES
@@ -21,7 +22,7 @@ from polyconv.cuda.planner.volumes import plan_volume, volume_us
 from polyconv.lowering.volume_stack import NAMES, Side, Stack, stack
 from polyconv.lowering.volume_sum import NAME as SUM_OF_SLICES
 from polyconv.numerics import reference
-from polyconv.problem import Activation, PaddingMode, Pass, Problem
+from polyconv.problem import PaddingMode, Pass, Problem
 from polyconv.selection import Preference
 from virtual_gpu import run_in_virtual_gpu
 from virtual_gpu.gpu import VirtualGpu

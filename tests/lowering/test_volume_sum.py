@@ -17,6 +17,7 @@ import polyconv
 from any_volume import check, check_as_machine_code, volumes
 from machine_suites import explore
 from nightly import nightly
+from polyconv.activation import Activation
 from polyconv.autotune import preferences
 from polyconv.cpu.backend import CpuBackend
 from polyconv.cpu.engines import volumes as engine
@@ -25,7 +26,7 @@ from polyconv.cuda.planner.volumes import planned
 from polyconv.lowering.extreme_geometry import Axis
 from polyconv.lowering.volume import scattered_bytes
 from polyconv.lowering.volume_sum import NAME, volume_sum
-from polyconv.problem import Activation, PaddingMode, Pass, Problem
+from polyconv.problem import PaddingMode, Pass, Problem
 from polyconv.selection import Preference
 from virtual_gpu import run_in_virtual_gpu
 

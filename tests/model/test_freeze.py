@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, weight_norm
 
 import polyconv
 from moved_weights import MOVES, offloaded_and_loaded_there
@@ -256,7 +256,7 @@ def test_a_weight_that_is_gone_is_forgotten() -> None:
 
 def test_what_is_done_is_said() -> None:
     model = nn.Sequential(polyconv.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), polyconv.Conv2d(4, 4, 3))
-    parametrizations.weight_norm(model[2])
+    weight_norm(model[2])
     frozen = polyconv.freeze(model)
     assert int(frozen) == 1
     assert str(frozen).splitlines() == [
@@ -267,6 +267,28 @@ def test_what_is_done_is_said() -> None:
     assert "0 (Conv2d, frozen)" in str(polyconv.explain(model, (1, 3, 12, 12)))
     assert str(polyconv.unfreeze(model)).startswith("unfroze the weights of 1 of 2")
     assert "frozen" not in repr(model[0])
+
+
+@pytest.mark.parametrize("parametrise", [parametrizations.weight_norm, parametrizations.spectral_norm])
+def test_a_parametrised_weight_is_computed_once(parametrise: Callable[[nn.Module], nn.Module]) -> None:
+    conv, x = polyconv.Conv2d(8, 8, 3), torch.randn(1, 8, 12, 12)
+    parametrise(conv).eval()
+    with torch.no_grad():
+        wanted = conv(x)
+        assert int(polyconv.freeze(conv)) == 1
+        assert torch.equal(conv(x), wanted)
+        assert conv.weight is conv.weight
+        assert torch.equal(copy.deepcopy(conv)(x), wanted)
+        assert torch.equal(pickle.loads(pickle.dumps(conv.parametrizations))["weight"](), conv.weight)
+        next(conv.parametrizations["weight"].parameters()).add_(1.0)
+        changed = conv(x)
+    assert not torch.equal(changed, wanted)
+    conv(x).sum().backward()
+    assert all(parameter.grad is not None for parameter in conv.parameters())
+    polyconv.unfreeze(conv)
+    with torch.no_grad():
+        assert conv.weight is not conv.weight
+        assert torch.equal(conv(x), changed)
 
 
 @native_only

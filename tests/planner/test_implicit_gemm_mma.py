@@ -12,13 +12,14 @@ import torch
 from emulate import V100, check, plan_of, run_plan
 from machine_suites import EDGES, Shape, explore, shapes
 from nightly import NIGHTLY, nightly
+from polyconv.activation import Activation
 from polyconv.cuda.planner import DEVICES, plan_cuda
 from polyconv.cuda.planner.candidate import CudaCandidate
 from polyconv.cuda.planner.implicit_gemm import fprop_dgrad, fprop_dgrad_mma, wgrad_mma
 from polyconv.cuda.planner.implicit_gemm.fprop_dgrad_mma import ImplicitGemmMmaCandidate
 from polyconv.cuda.planner.implicit_gemm.wgrad_mma import WgradMmaCandidate
 from polyconv.numerics import reference
-from polyconv.problem import HALF_DTYPES, Activation, Pass, Problem
+from polyconv.problem import HALF_DTYPES, Pass, Problem
 
 GATHERED = {
     fprop_dgrad.TAPS: Shape((1, 32, 13, 11), 48, (3, 2), padding=(1, 2, 0, 1), dilation=(2, 1)),

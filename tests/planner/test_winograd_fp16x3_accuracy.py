@@ -10,13 +10,14 @@ import torch
 
 from emulate import error_in_scales, plan_of, run_plan
 from hard_data import HARD
+from polyconv.activation import Activation
 from polyconv.cuda.planner.candidate import CudaCandidate
 from polyconv.cuda.planner.winograd.axis import ToomAxis
 from polyconv.cuda.planner.winograd.nonfused import DIRECT, F45, F45_NESTED, NonfusedCandidate
 from polyconv.cuda.planner.winograd_fp16x3.nonfused import INSTRUCTIONS, Fp16x3Candidate
 from polyconv.cuda.planner.winograd_fp16x3.nonfused_tiling import MatrixInstruction
 from polyconv.numerics import reference
-from polyconv.problem import Activation, Problem
+from polyconv.problem import Problem
 
 by_both = pytest.mark.parametrize("mma", INSTRUCTIONS, ids=lambda mma: mma.name)
 SIDES = (0, 0, 2, 2)

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from emulate import V100, error_in_scales, plan_of, run_plan
 from hard_data import HARD
+from polyconv.activation import Activation
 from polyconv.cuda.planner import plan_cuda
 from polyconv.cuda.planner.winograd import fused
 from polyconv.cuda.planner.winograd_fp16x3.fused import CANDIDATE, FLIGHT, PRODUCTS
 from polyconv.measure import workloads
 from polyconv.numerics import reference
-from polyconv.problem import Activation, Pass, Problem
+from polyconv.problem import Pass, Problem
 
 IN_FP32 = fused.CANDIDATES[-1]
 MOST_OF_FP32 = {"normal": 1.5, "heavy-tailed": 1.5, "large times small": 1.5, "one-hot": 3.5}

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from .. import settings
-from ..problem import Activation, PaddingMode, Problem
+from ..activation import Activation
+from ..problem import PaddingMode, Problem
 from ..runtime.lazy_import import imported
 from ..settings import INSTRUCTION_SETS, Settings
 
@@ -123,9 +124,9 @@ def plan_numbers(engine: str, algorithm: int) -> list[int]:
     return [facts()["lanes"].index(engine), algorithm, 0, 0, 0]
 
 
-def activation_number(activation: Activation) -> int:
-    number: int = facts()["activations"].index(activation)
-    return number
+def activation_numbers(activation: Activation) -> tuple[int, float, float]:
+    """Arguments of a forward operator: the function and its parameters."""
+    return facts()["activations"].index(activation.kernel), *activation.ab
 
 
 def longest_sum(engine: str, algorithm: int, terms: int) -> int:

@@ -21,8 +21,8 @@ def own_operators(stem: str, problem: Problem) -> Run:
     """Bind the operator of an engine that has one operator per pass."""
     geometry, op = native.geometry_numbers(problem), native.operator(f"{stem}_{problem.kind.value}")
     if problem.kind is Pass.FPROP:
-        activation = native.activation_number(problem.activation)
-        return lambda t: op(t["x"], t["w"], t.get("bias"), t["y"], geometry, t.get("residual"), activation)
+        activation = native.activation_numbers(problem.activation)
+        return lambda t: op(t["x"], t["w"], t.get("bias"), t["y"], geometry, t.get("residual"), *activation)
     if problem.kind is Pass.DGRAD:
         return lambda t: op(t["y"], t["w"], t["x"], geometry)
     return lambda t: op(t["x"], t["y"], t["dw"], t.get("db"), geometry)
@@ -37,7 +37,7 @@ def common_operators(
     if problem.kind is Pass.DGRAD:
         input_gradient = native.operator("input_gradient")
         return lambda t: input_gradient(t["y"], t["w"], t["x"], geometry, plan)
-    forward, activation = native.operator("convolve"), native.activation_number(problem.activation)
+    forward, activation = native.operator("convolve"), native.activation_numbers(problem.activation)
 
     frozen = problem.frozen
     judged: dict[int, tuple[weakref.ref[Tensor], Run | None]] = {}
@@ -61,6 +61,6 @@ def common_operators(
                 other(tensors)
                 return
         residual = tensors.get("residual")
-        forward(x, w, tensors.get("bias"), y, geometry, plan, transformed, residual, activation)
+        forward(x, w, tensors.get("bias"), y, geometry, plan, transformed, residual, *activation)
 
     return convolve

@@ -15,14 +15,14 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import _SingleLevelFunction
 
+from ..activation import Activation
 from ..arguments import Geometry, activation_name, normalise, per_axis, suggests_channels_last
 from ..lowering.aten import backward_arguments
 from ..lowering.epilogue import apply_epilogue, summed_per_channel
-from ..problem import Activation, Problem, dense_strides
+from ..problem import Problem, dense_strides
 from ..runtime import state_version
 from ..runtime.frozen_weights import frozen_marks
 from ..runtime.guards import TYPES, alike, are_plain, is_watched
@@ -74,9 +74,10 @@ def call(
     found = None
     if type(x) in TYPES and type(w) in TYPES and type(bias) in _OPTIONAL and type(residual) in _OPTIONAL:
         number, graded, is_frozen = state_version.current(), _is_grad_enabled(), id(w) in frozen_marks
-        if activation == "silu" and graded and _want_gradient(x, w, bias, residual):
-            # The derivative of SiLU needs its input, so it is applied separately.
-            return F.silu(call(op, x, w, bias, args, tolerance, None, residual))
+        if activation is not None and graded and _want_gradient(x, w, bias, residual):
+            applied = Activation(activation_name(activation))
+            if not applied.is_saved_by_output:  # its derivative needs the sums, so it is applied separately
+                return applied(call(op, x, w, bias, args, tolerance, None, residual))
         found = _find(op, x, w, bias, args, tolerance, activation, residual, number, graded, is_frozen)
     if found is None:
         return operator_path.call(op, x, w, bias, args, tolerance, activation, residual)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import settings
+from ..activation import Activation
 from ..arguments import (
     CHANNELS_LAST,
     Extent,
@@ -19,14 +20,7 @@ from ..arguments import (
     statically,
     suggests_channels_last,
 )
-from ..problem import (
-    DEFAULT_TOLERANCE,
-    Activation,
-    PaddingMode,
-    Pass,
-    Problem,
-    dense_strides,
-)
+from ..problem import DEFAULT_TOLERANCE, PaddingMode, Pass, Problem, dense_strides
 from .schema import Args
 
 HALF = (torch.float16, torch.bfloat16)

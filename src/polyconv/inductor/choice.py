@@ -13,10 +13,10 @@ from math import inf
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .. import settings
+from ..activation import Activation
 from ..autotune import preferences, tuning_lookup
 from ..autotune.elimination import MIN_SPEEDUP, Elimination
 from ..autotune.tuning_file import Entry, Tuning, TuningError, update
@@ -26,7 +26,7 @@ from ..cpu.plan import CpuCandidate
 from ..runtime.warn_once import warn_once
 from ..selection import Preference
 from ..tuning_key import Environment, problem_key
-from .layer import ONEDNN_NAMES, Layer
+from .layer import Layer
 
 ONEDNN = "oneDNN"
 """Name of Inductor's own convolution among the candidates."""
@@ -172,15 +172,15 @@ def _calls(layer: Layer, able: dict[str, CpuCandidate]) -> dict[str, Callable[[]
 
     def ours(one: CpuCandidate) -> Callable[[], Any]:
         weights, numbers = layer.weights_for(one), layer.numbers(one)
-        return lambda: operator(x, weights, layer.bias_value, residual, numbers, epilogue.a, epilogue.b)
+        return lambda: operator(x, weights, layer.bias_value, residual, numbers, *epilogue.activation.ab)
 
     return {ONEDNN: _onednn(layer, x, residual), **{name: ours(one) for name, one in able.items()}}
 
 
 def _onednn(layer: Layer, x: Tensor, residual: Tensor | None) -> Callable[[], Any]:
     """Inductor's call: oneDNN's packed convolution with the epilogue as far as Inductor fuses it."""
-    activation, a, b = layer.epilogue.activation, layer.epilogue.a, layer.epilogue.b
-    then, w, bias = _plain(activation, a, b), layer.packed, layer.bias_value
+    activation, w, bias = layer.epilogue.activation, layer.packed, layer.bias_value
+    then = activation.in_place
     if not w.is_mkldnn:
         plain = torch.ops.aten.convolution.default
         moves: tuple[Any, ...] = (layer.stride, layer.padding, layer.dilation, False, (0, 0), layer.groups)
@@ -189,29 +189,14 @@ def _onednn(layer: Layer, x: Tensor, residual: Tensor | None) -> Callable[[], An
         torch.ops.mkldnn._convolution_pointwise,
         (layer.padding, layer.stride, layer.dilation, layer.groups),
     )
-    name = ONEDNN_NAMES[activation]
     if residual is None:
-        numbers = {"clamp": [a, b], "leaky_relu": [a]}.get(activation, [])
+        name = "swish" if activation is Activation.SILU else activation.function
         algorithm = "none" if activation == "gelu" else ""
-        return lambda: operators.default(x, w, bias, *moves, name, numbers, algorithm)
-    if activation in ("none", "relu"):
-        last = name if activation == "relu" else None
+        return lambda: operators.default(x, w, bias, *moves, name, activation.parameters, algorithm)
+    if activation.is_saved_by_output:
+        last = "relu" if activation is Activation.RELU else None
         return lambda: operators.binary(x, residual, w, bias, *moves, "add", 1.0, last, [], "")
     return lambda: then(operators.binary(x, residual, w, bias, *moves, "add", 1.0, None, [], ""))
-
-
-def _plain(activation: str, a: float, b: float) -> Callable[[Tensor], Tensor]:
-    return {
-        "none": lambda y: y,
-        "relu": torch.relu_,
-        "silu": lambda y: F.silu(y, inplace=True),
-        "hardswish": lambda y: F.hardswish(y, inplace=True),
-        "hardsigmoid": lambda y: F.hardsigmoid(y, inplace=True),
-        "clamp": lambda y: y.clamp_(a, b),
-        "gelu": F.gelu,
-        "leaky_relu": lambda y: F.leaky_relu(y, a, inplace=True),
-        "sigmoid": torch.sigmoid_,
-    }[activation]
 
 
 def _random(shape: tuple[int, ...]) -> Tensor:
@@ -221,10 +206,7 @@ def _random(shape: tuple[int, ...]) -> Tensor:
 
 
 def _key(layer: Layer) -> str:
-    epilogue = layer.epilogue
     parts = [f"compiled {problem_key(layer.problem, kept_weights=True)}"]
-    if layer.problem.activation != epilogue.activation:
-        parts.append(epilogue.activation)
     if not layer.packed.is_mkldnn:
         parts.append("against an unpacked weight")
     return ", ".join(parts)

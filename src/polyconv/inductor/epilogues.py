@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Node
 
+from ..activation import Activation
+
 aten = torch.ops.aten
 
 X = object()
@@ -22,7 +24,7 @@ PATTERNS: dict[str, Any] = {
     "silu": (aten.div.Tensor, X, (aten.add.Tensor, (aten.exp.default, (aten.neg.default, X)), 1)),
     "hardswish": (aten.div.Tensor, (aten.mul.Tensor, X, _SIXTHS), 6),
     "hardsigmoid": (aten.div.Tensor, _SIXTHS, 6),
-    "clamp": (aten.clamp_max.default, (aten.clamp_min.default, X, _A), _B),
+    "hardtanh": (aten.clamp_max.default, (aten.clamp_min.default, X, _A), _B),
     "gelu": (
         aten.mul.Tensor,
         (aten.mul.Tensor, X, 0.5),
@@ -43,11 +45,7 @@ class Epilogue(NamedTuple):
     last: Node
     """The node whose value the fused layer returns."""
     residual: Node | None
-    activation: str
-    """A name in :data:`PATTERNS`, or ``none``."""
-    a: float = 0.0
-    b: float = 0.0
-    """Parameters of the activation: bounds, or a slope."""
+    activation: Activation = Activation.NONE
 
 
 def epilogue_of(convolution: Node) -> Epilogue:
@@ -63,8 +61,11 @@ def epilogue_of(convolution: Node) -> Epilogue:
             found: dict[str, float] = {}
             inside: set[Node] = {root}
             if _matches(root, pattern, last, found, inside) and _is_closed(last, root, inside):
-                return Epilogue(root, residual, name, found.get(_A, 0.0), found.get(_B, 0.0))
-    return Epilogue(last, residual, "none")
+                try:
+                    return Epilogue(root, residual, Activation.of(name, *(found[letter] for letter in sorted(found))))
+                except ValueError:  # such as a clamp whose bounds are in the wrong order
+                    continue
+    return Epilogue(last, residual)
 
 
 def _added_to(node: Node, user: Node) -> Node | None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..activation import Activation
 from .choice import ONEDNN, Choice, Chooser, Outcomes
 from .layer import Layer, layer_of, operator
 
@@ -63,7 +64,7 @@ def _replace(gm: GraphModule, graph: Graph, layer: Layer, choice: Choice, number
     with graph.inserting_before(epilogue.last):
         constant = _constant(gm, graph, f"_polyconv_weights_{number}", weights)
         arguments = (layer.x, constant, layer.bias, epilogue.residual, layer.numbers(choice.candidate))
-        call = graph.call_function(operator(), (*arguments, epilogue.a, epilogue.b))
+        call = graph.call_function(operator(), (*arguments, *epilogue.activation.ab))
     call.meta.update(epilogue.last.meta)
     with fake_mode:
         call.meta["val"] = epilogue.last.meta["val"].to(memory_format=torch.channels_last)
@@ -91,5 +92,5 @@ def _constant(gm: GraphModule, graph: Graph, name: str, value: Tensor) -> Node:
 def _in_words(layer: Layer) -> str:
     epilogue = layer.epilogue
     fused = ["residual"] if epilogue.residual is not None else []
-    fused += [epilogue.activation] if epilogue.activation != "none" else []
+    fused += [epilogue.activation] if epilogue.activation is not Activation.NONE else []
     return f"{layer.problem}" + (f" with {' and '.join(fused)}" if fused else "")

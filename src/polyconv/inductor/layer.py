@@ -14,25 +14,13 @@ from .. import settings
 from ..cpu import native
 from ..cpu.engines import depthwise
 from ..cpu.plan import CpuCandidate
-from ..problem import Activation, Pass, Problem, channels_last_strides
+from ..problem import Pass, Problem, channels_last_strides
 from ..settings import INSTRUCTION_SETS
 from .epilogues import Epilogue, epilogue_of
 from .private import hint, needs_channels_last
 
 _DEPTHWISE = -1
 """Number of the depthwise engine in ``csrc/cpu/bindings/compiled.cc``."""
-
-ONEDNN_NAMES = {
-    "none": "none",
-    "relu": "relu",
-    "silu": "swish",
-    "hardswish": "hardswish",
-    "hardsigmoid": "hardsigmoid",
-    "clamp": "hardtanh",
-    "gelu": "gelu",
-    "leaky_relu": "leaky_relu",
-    "sigmoid": "sigmoid",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +48,6 @@ class Layer:
         """The forward pass in channels_last, as the planner describes it."""
         h, w = self.padding
         shape: tuple[int, ...] = tuple(self.w.shape)
-        asked = self.epilogue.activation
         problem = Problem.make(
             Pass.FPROP,
             self.x_shape,
@@ -72,7 +59,7 @@ class Layer:
             bias=self.bias is not None,
             x_strides=channels_last_strides(self.x_shape),
             residual=self.epilogue.residual is not None,
-            activation=asked if asked in list(Activation) else Activation.NONE,
+            activation=self.epilogue.activation,
             tolerance=settings.current().tolerance,
         )
         return replace(problem, y_strides=channels_last_strides(problem.y_shape), frozen=True)
@@ -81,7 +68,7 @@ class Layer:
         """The layer as ``compiled_convolution`` takes it."""
         h, w = self.padding
         engine = _DEPTHWISE if chosen.engine == depthwise.NAME else native.plan_numbers(chosen.engine, 0)[0]
-        activation = native.facts()["activations"].index(self.epilogue.activation)
+        activation, *_ = native.activation_numbers(self.epilogue.activation)
         border = native.facts()["borders"].index("zeros")
         sides = (h, h, w, w)
         return [

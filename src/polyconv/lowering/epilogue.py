@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..problem import Activation
+from ..activation import Activation
 
 if TYPE_CHECKING:  # planners import this module, and need no torch
     from torch import Tensor
@@ -14,13 +14,7 @@ def apply_epilogue(y: Tensor, residual: Tensor | None, activation: Activation) -
     """Add the residual and apply the activation in place, one pass over ``y`` for each."""
     if residual is not None:
         y.add_(residual)
-    if activation is Activation.RELU:
-        y.relu_()
-    elif activation is Activation.SILU:
-        import torch.nn.functional as F
-
-        F.silu(y, inplace=True)
-    return y
+    return activation.in_place(y)
 
 
 def per_channel(bias: Tensor, dims: int) -> Tensor:

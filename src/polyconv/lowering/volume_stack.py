@@ -22,10 +22,11 @@ from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
+from ..activation import Activation
 from ..algebra.polyphase import Phase, forward_phases, gradient_phases
 from ..numerics.aliasing import all_apart
 from ..numerics.prediction import error_of_additions
-from ..problem import AXES, RESULTS, Activation, PaddingMode, Pass, Problem, contiguous_strides
+from ..problem import AXES, RESULTS, PaddingMode, Pass, Problem, contiguous_strides
 from ..util.intmath import ceil_div
 from .epilogue import apply_epilogue, begun, summed_per_channel
 from .extreme_geometry import Axis

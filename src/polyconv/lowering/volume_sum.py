@@ -14,18 +14,9 @@ from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..activation import Activation
 from ..numerics.prediction import error_of_additions
-from ..problem import (
-    AXES,
-    RESULTS,
-    Activation,
-    Pass,
-    Problem,
-    Shape,
-    Strides,
-    channels_last_strides,
-    contiguous_strides,
-)
+from ..problem import AXES, RESULTS, Pass, Problem, Shape, Strides, channels_last_strides, contiguous_strides
 from .epilogue import apply_epilogue, begun, summed_per_channel
 from .extreme_geometry import Axis
 

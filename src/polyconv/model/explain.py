@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import dispatch
+from ..activation import Activation
 from ..arguments import suggests_channels_last
 from ..autotune import preferences
 from ..backend import Backend, backend_for, backend_name
@@ -251,8 +252,9 @@ def _call(name: str, x: Tensor, w: Tensor, bias: Tensor | None, *args: Any, y: T
         for kind in Pass
     )
     notes = _on_autocast(x)
-    if activation == "silu":
-        notes.append("where a gradient is wanted, silu is applied apart: its derivative needs the sums before it")
+    applied = Activation(activation)
+    if not applied.is_saved_by_output:
+        notes.append(f"where a gradient is wanted, {applied} is applied apart: its derivative needs the sums before it")
     return _Call(name, x.device, tuple(problems), "\n".join(notes))
 
 

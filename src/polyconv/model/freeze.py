@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from ..nn import Convolution
 from ..runtime.frozen_weights import mark_frozen, unmark_frozen
@@ -47,8 +49,11 @@ def freeze(model: torch.nn.Module) -> Freezing:
     another process; it ends with :func:`unfreeze`, ``torch.utils.swap_tensors`` or the weight itself. On a GPU only
     frozen weights are cached, since reading others would wait for it. A CUDA graph transforms weights at each replay.
 
-    The result counts the frozen modules and names those of polyconv's that were not frozen, because their weight is
-    recomputed before each call, or gathered from other ranks.
+    A weight with parametrisations (``weight_norm``, ``spectral_norm``) is computed once in evaluation mode without
+    gradients, and again after a change of the tensors that it is computed from.
+
+    The result counts the frozen modules and names those of polyconv's that were not frozen, because a hook recomputes
+    their weight before each call, or it is gathered from other ranks.
     """
     return _walk(model, "froze", mark_frozen)
 
@@ -64,7 +69,10 @@ def _walk(model: torch.nn.Module, action: str, act: Callable[[torch.Tensor], boo
         if not isinstance(module, Convolution):
             continue
         weight = module._parameters.get("weight")
-        if weight is None:
+        if is_parametrized(module, "weight"):
+            _fold(module.parametrizations["weight"], folds=action == "froze")
+            count += 1
+        elif weight is None:
             left_alone[name] = "its weight is made anew before each call"
         elif is_gathered(module):
             left_alone[name] = "FSDP writes to its weight before each call, and moves no version counter"
@@ -74,3 +82,35 @@ def _walk(model: torch.nn.Module, action: str, act: Callable[[torch.Tensor], boo
             act(weight)
             count += 1
     return Freezing(action, count, left_alone)
+
+
+class _FoldedParametrizations(ParametrizationList):
+    """Parametrisations whose result is kept until a tensor that it depends on changes."""
+
+    _folded: tuple[Any, torch.Tensor] | None
+
+    def forward(self) -> torch.Tensor:
+        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return super().forward()
+        tensors = (*self.parameters(), *self.buffers())
+        if any(tensor.is_inference() for tensor in tensors):  # these have no version
+            return super().forward()
+        state = tuple((id(tensor), id(tensor.untyped_storage()), tensor._version) for tensor in tensors)
+        if self._folded is None or self._folded[0] != state:
+            weight = super().forward()
+            mark_frozen(weight)
+            self._folded = state, weight
+        return self._folded[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_folded": None}  # a copy computes its own
+
+
+def _fold(parametrizations: Any, *, folds: bool) -> None:
+    kind = type(parametrizations)
+    if folds and kind is ParametrizationList:
+        parametrizations.__class__ = _FoldedParametrizations
+        parametrizations._folded = None
+    elif not folds and kind is _FoldedParametrizations:
+        parametrizations.__class__ = ParametrizationList
+        del parametrizations._folded

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import log, prod, sqrt
 
+from ..activation import Activation
 from ..algebra.segments import Scheme2d
 from ..algebra.steps import Form
-from ..problem import Activation, Pass, Problem
+from ..problem import Pass, Problem
 from .aliasing import repetition_of
 from .error_model import (
     FLOAT32,
@@ -31,12 +32,6 @@ LARGEST_TO_SCALE = 5
 PRODUCTS_OF_A_CUT = 4
 """Smallest number of products that a tensor core adds (V100) before it truncates the sum toward zero."""
 
-STEEPEST_SILU = 1.1
-"""Largest slope of SiLU: 1.0998, at 2.4."""
-
-SILU_ROUNDINGS = 6
-"""Largest error of a kernel's SiLU [half ulp]: on a GPU 5.3 of its argument (kernels/common/epilogue.cuh)."""
-
 
 def reduction_of(problem: Problem) -> int:
     """Largest number of products of direct summation per output element."""
@@ -55,7 +50,7 @@ def error_of(
 ) -> float:
     """Error of a scheme that sums over ``count`` channels (tiles, products), cut into ``blocks``. A problem that does
     not fill the scheme (4 taps in F(4, 5), a tile beyond the border) has a smaller scale but all of its roundings."""
-    roundings = problem.activation is Activation.SILU, problem.residual
+    roundings = problem.activation, problem.residual
     return _error_of(
         problem.kind, repetition_of(problem), reduction_of(problem), *roundings, scheme, count, blocks, arithmetic
     )
@@ -66,7 +61,7 @@ def _error_of(
     kind: Pass,
     repetition: Repetition,
     reduction: int,
-    silu: bool,
+    activation: Activation,
     residual: bool,
     scheme: Scheme2d | None,
     count: int,
@@ -79,13 +74,13 @@ def _error_of(
         # No decision needs a tight value here, and not every order of summation is known: all outputs count.
         every = repetition if repetition.outputs is None else replace(repetition, outputs=None)
         error = predicted_error(None, max(1, count), form=form, blocks=blocks, repetition=every, arithmetic=arithmetic)
-        return _through_epilogue(error, silu, residual, repetition.products)
+        return _through_epilogue(error, activation, residual, repetition.products)
     h, w = scheme.h, scheme.w
     taps = h.outputs * w.outputs if kind is Pass.WGRAD else h.r * w.r
     whole = max(1, count) * taps
     scale = sqrt(max(1.0, whole / reduction))
     error = predicted_error(scheme, whole, form=form, blocks=blocks, repetition=repetition, arithmetic=arithmetic)
-    return _through_epilogue(scale * error, silu, residual, repetition.products)
+    return _through_epilogue(scale * error, activation, residual, repetition.products)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +112,7 @@ class Way:
             arithmetic=self.arithmetic,
             known=known,
         )
-        return _through_epilogue(error, problem.activation is Activation.SILU, problem.residual, repetition.products)
+        return _through_epilogue(error, problem.activation, problem.residual, repetition.products)
 
 
 def direct_error(problem: Problem, sums: tuple[int, ...], arithmetic: Arithmetic = FLOAT32) -> float:
@@ -129,16 +124,16 @@ def direct_error(problem: Problem, sums: tuple[int, ...], arithmetic: Arithmetic
 def half_error(problem: Problem, sums: tuple[int, ...]) -> float:
     """Error of direct summation on tensor cores with one rounding of the result to half precision. Tensor cores
     truncate sums: half a last place is lost each time, always toward zero."""
-    largest = LARGEST_TO_SCALE * (STEEPEST_SILU if problem.activation is Activation.SILU else 1.0)
+    largest = LARGEST_TO_SCALE * problem.activation.slope
     cut = max(1, sums[0]) / PRODUCTS_OF_A_CUT * UNIT_ROUNDOFF * largest
     return direct_error(problem, sums) + cut + HALF_ROUNDING[problem.dtype] * largest
 
 
-def _through_epilogue(error: float, silu: bool, residual: bool, products: float) -> float:
+def _through_epilogue(error: float, activation: Activation, residual: bool, products: float) -> float:
     """Error after the epilogue: the slope of the activation scales it, and later operations add roundings. These are
     proportional to the output, at most about six times its scale (residual included), more if products repeat."""
-    roundings = int(residual) + (SILU_ROUNDINGS if silu else 0)
-    return (STEEPEST_SILU if silu else 1.0) * error + roundings * _largest_rounding(products)
+    roundings = int(residual) + activation.roundings
+    return activation.slope * error + roundings * _largest_rounding(products)
 
 
 def error_of_additions(problem: Problem, count: int) -> float:

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..activation import Activation
 from ..arguments import Geometry
 from ..problem import PaddingMode, Pass, Problem
 
@@ -52,9 +53,7 @@ def with_epilogue(
     y = fprop(moves, x, w, bias)
     if residual is not None:
         y = y + residual.double()
-    if activation == "relu":
-        return F.relu(y)
-    return F.silu(y) if activation == "silu" else y
+    return Activation(activation)(y)
 
 
 def dgrad(moves: Moves, dy: Tensor, w: Tensor, x_shape: Sequence[int]) -> Tensor:

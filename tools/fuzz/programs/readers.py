@@ -20,7 +20,13 @@ from polyconv import settings
 from polyconv.cpu import native
 from polyconv.measure.timing import Timing
 
-ACTIVATIONS = {"relu": nn.ReLU, "silu": nn.SiLU}
+ACTIVATIONS = {
+    "relu": nn.ReLU,
+    "silu": nn.SiLU,
+    "relu6": nn.ReLU6,
+    "leaky_relu": lambda inplace: nn.LeakyReLU(0.25, inplace),
+    "hardswish": nn.Hardswish,
+}
 
 
 class Model(nn.Module):

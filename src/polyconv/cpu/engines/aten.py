@@ -14,12 +14,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...activation import Activation
 from ...backend import Run
 from ...lowering.aten import CONVOLUTIONS, convolution_backward
 from ...lowering.border import fold, pad, padded_size
 from ...lowering.epilogue import apply_epilogue
 from ...numerics.prediction import HALF_ROUNDING, LARGEST_TO_SCALE, error_of, reduction_of
-from ...problem import Activation, PaddingMode, Pass, Problem
+from ...problem import PaddingMode, Pass, Problem
 from ...util.intmath import ceil_div
 from .. import native
 from ..device import CpuDevice

@@ -1,6 +1,6 @@
 """Epilogue of a forward pass (kernels/common/epilogue.cuh): y = act(sums + residual).
 
-Kernels that store a forward pass have twins that finish the sums in registers, with two parameters appended. A family
+Kernels that store a forward pass have twins that finish the sums in registers, with its parameters appended. A family
 plans without an epilogue, and passes the task that stores the result through :func:`task_with_epilogue` and its launch
 through :func:`with_epilogue`.
 """
@@ -8,11 +8,13 @@ through :func:`with_epilogue`.
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_int32
+from ctypes import c_float, c_int32
 from dataclasses import replace
 from functools import lru_cache
+from math import inf
 
-from ...problem import Activation, Pass, Problem
+from ...activation import Activation
+from ...problem import Pass, Problem
 from .kernel_params import Params, pointer
 from .plan import KernelSpec, Launch, PointerSlot, Task
 
@@ -20,12 +22,22 @@ from .plan import KernelSpec, Launch, PointerSlot, Task
 class EpilogueParams(Params):
     """Fields that ``WithEpilogue`` (common/epilogue.cuh) appends to a kernel's own parameters."""
 
-    _fields_ = (("residual", pointer), ("activation", c_int32))
+    _fields_ = (("residual", pointer), ("activation", c_int32), ("a", c_float), ("b", c_float))
 
 
-ACTIVATIONS = {Activation.NONE: 0, Activation.RELU: 1, Activation.SILU: 2}
-"""Values of ``Activation`` in common/epilogue.cuh."""
-_FACTS = {f"int(polyconv::Activation::k{name.value.title()})": number for name, number in ACTIVATIONS.items()}
+FUNCTIONS = ("none", "clamp", "leaky_relu", "sigmoid", "swish", "hardsigmoid", "hardswish", "gelu")
+"""``Activation`` in common/epilogue.cuh."""
+_FACTS = {
+    f"int(polyconv::Activation::k{name.title().replace('_', '')})": number for number, name in enumerate(FUNCTIONS)
+}
+_SPECIAL = {
+    "relu": ("clamp", 0.0, inf),
+    "silu": ("swish", 1.0, 0.0),
+    "sigmoid": ("sigmoid", 1.0, 0.0),
+    "gelu_tanh": ("swish", 1.5957691216057308, 0.044715 * 1.5957691216057308),
+}
+"""Activation -> function of a kernel and its parameters, where these are not the activation's own. The number is
+sqrt(8 / pi): 1 + tanh(z) is twice the sigmoid of 2 z."""
 
 
 def has_epilogue(problem: Problem) -> bool:
@@ -66,7 +78,8 @@ def with_epilogue(problem: Problem, launch: Launch) -> Launch:
 
 def with_epilogue_params(problem: Problem, launch: Launch) -> Launch:
     """The launch with epilogue parameters appended, even if the epilogue does nothing."""
-    tail = EpilogueParams(activation=ACTIVATIONS[problem.activation])
+    function, a, b = _SPECIAL.get(problem.activation, (problem.activation.kernel, *problem.activation.ab))
+    tail = EpilogueParams(activation=FUNCTIONS.index(function), a=a, b=b)
     pointers = launch.pointers
     if problem.residual:  # same layout as y, so the same byte offset
         (stored,) = (slot for slot in pointers if slot.buffer == "y")

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
+from ...activation import Activation
 from ...arguments import Geometry, statically, suggests_channels_last
 from ...lowering.epilogue import per_channel, summed_per_channel
 from ...runtime.guards import are_plain, is_watched
@@ -86,13 +86,14 @@ def _is_differentiated(tensors: Sequence[Any]) -> bool:
 
 
 def fprop_kernel(keyset: Any, x: Tensor, w: Tensor, bias: Tensor | None, *args: Any) -> Any:
-    """Autograd kernel of ``fprop``. The derivative of SiLU needs its input, so torch applies it separately."""
+    """Autograd kernel of ``fprop``. An activation whose derivative needs the sums is applied by torch."""
     expect_dtensors()
     geometry, residual, activation = split_epilogue(*args)
     if not _is_differentiated((x, w, bias, residual)):
         return _below_autograd(fprop, keyset, (x, w, bias, *args))
-    if activation == "silu":
-        return F.silu(fprop(x, w, bias, *geometry, residual))
+    applied = Activation(activation)
+    if not applied.is_saved_by_output:
+        return applied(fprop(x, w, bias, *geometry, residual))
     return _apply(Fprop, keyset, (x, w, bias, *geometry, residual, activation))
 
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import settings
+from ...activation import Activation
 from ...arguments import Geometry
 
 
@@ -92,7 +93,7 @@ def _written(
     y = aten(x, w, bias, geometry.stride, padding, geometry.dilation, geometry.groups)
     if residual is not None:
         y = y + residual
-    return {"relu": F.relu, "silu": F.silu}.get(activation, lambda z: z)(y)
+    return Activation(activation)(y)
 
 
 # ---- TorchScript

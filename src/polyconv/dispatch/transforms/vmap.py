@@ -20,9 +20,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from ...activation import Activation
 from ...lowering.epilogue import per_channel
 from ..operands import Shape
 from ..schema import Args, dgrad, fprop, library, split_bias, split_epilogue, wgrad
@@ -73,7 +73,7 @@ def vmap_fprop(
     if residual is not None:
         residual_dim = in_dims[3 + len(geometry)]
         y = y + (residual if residual_dim is None else residual.movedim(residual_dim, 0))
-    return {"relu": torch.relu, "silu": F.silu}.get(activation, lambda z: z)(y), 0
+    return Activation(activation)(y), 0
 
 
 def _vmap_sums(batch: int, in_dims: Sequence[Dim], x: Tensor, w: Tensor, bias: Tensor | None, *args: Args) -> Tensor:

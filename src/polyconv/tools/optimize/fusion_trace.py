@@ -40,10 +40,30 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ...activation import Activation
 from ...model.example_run import Example, Loss, run_model
 
-ACTIVATIONS: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.SiLU: "silu"}
-"""Modules that can be fused -> name of the activation."""
+_ACTIVATIONS: dict[type[nn.Module], Callable[[Any], Activation]] = {
+    nn.ReLU: lambda _: Activation.RELU,
+    nn.ReLU6: lambda _: Activation("relu6"),
+    nn.SiLU: lambda _: Activation.SILU,
+    nn.Hardtanh: lambda module: Activation.of("hardtanh", module.min_val, module.max_val),
+    nn.LeakyReLU: lambda module: Activation.of("leaky_relu", module.negative_slope),
+    nn.Hardswish: lambda _: Activation("hardswish"),
+    nn.Hardsigmoid: lambda _: Activation("hardsigmoid"),
+    nn.GELU: lambda module: Activation("gelu_tanh" if module.approximate == "tanh" else "gelu"),
+    nn.Sigmoid: lambda _: Activation("sigmoid"),
+}
+
+
+def activation_of(module: nn.Module | None) -> Activation | None:
+    """The activation that a module computes; None if it cannot be fused. Subclasses may compute something else."""
+    known = _ACTIVATIONS.get(type(module))  # type: ignore[arg-type]
+    try:
+        return None if known is None else known(module)
+    except ValueError:  # parameters that kernels do not take
+        return None
+
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 """Modules that can be folded; their subclasses may compute something else."""
@@ -280,7 +300,7 @@ class Flow(TorchDispatchMode):
             for module, name in self._names.items():
                 if module in self._convolutions:
                     handles = [module.register_forward_hook(self._produced, prepend=True)]
-                elif (type(module) in ACTIVATIONS or module in self._norms) and not _hooked(module):
+                elif (activation_of(module) or module in self._norms) and not _hooked(module):
                     leave = self._normalised if module in self._norms else self._leave
                     enter = module.register_forward_pre_hook(self._enter)
                     handles = [enter, module.register_forward_hook(leave, prepend=True)]
@@ -401,8 +421,8 @@ class Flow(TorchDispatchMode):
             return why
         if conv.transposed:
             return "a transposed convolution computes no activation"
-        kinds = {ACTIVATIONS.get(type(reader), "") for reader in self._fates[last].readers()}  # type: ignore[arg-type]
-        if kinds and "" not in kinds:
+        kinds = {activation_of(reader) for reader in self._fates[last].readers()}
+        if kinds and None not in kinds:
             return "" if len(kinds) == 1 else "different activations follow it"
         return "no activation module follows it"
 
@@ -565,6 +585,6 @@ def _components(
         reached = set(activations).union(*(group[1] for group in joined))
         groups = [group for group in groups if group not in joined] + [(convs, reached)]
     return [
-        (ACTIVATIONS[type(next(iter(activations)))], tuple(convs), tuple(sorted(activations, key=id)))
+        (str(activation_of(next(iter(activations)))), tuple(convs), tuple(sorted(activations, key=id)))
         for convs, activations in groups
     ]

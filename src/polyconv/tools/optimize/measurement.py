@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from ...activation import Activation
 from ...autotune import preferences
 from ...autotune.preferences import Decision
 from ...autotune.tuning_file import Entry
@@ -19,7 +20,7 @@ from ...lowering.signal import as_image
 from ...measure.candidate_timing import Outcome, Timer, contest, times_of
 from ...measure.operands import Operands
 from ...nn import OURS as MODULES
-from ...problem import Activation, Pass
+from ...problem import Pass
 from ...tuning_key import problem_key
 from .recording import Call, Layer
 from .swapping import Torchs, frozen_copies

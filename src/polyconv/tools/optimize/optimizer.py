@@ -70,7 +70,7 @@ def optimize(
     A model in evaluation mode is timed in inference, one in training mode forward and backward. Buffers, gradients and
     random generators are restored afterwards.
 
-    An activation module (``nn.ReLU``, ``nn.SiLU``) is fused into the convolution before it, and becomes an
+    An activation module (``nn.ReLU``, ``nn.GELU``) is fused into the convolution before it, and becomes an
     ``nn.Identity``, if the example run proves that nothing else reads the tensor in between
     (:mod:`polyconv.tools.optimize.fusion_trace`). In evaluation, so is a batch normalisation with running statistics;
     parameters and buffers stay as they are, and writes to them take effect. The example should therefore take every

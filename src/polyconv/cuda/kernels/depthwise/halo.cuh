@@ -118,7 +118,7 @@ __device__ __forceinline__ void depthwise_halo(const Params& p) {
           sum[e] += residual[i64(h.written_first + a * h.written_step) * p.written_row +
                              i64(w.written_first + b * w.written_step) * p.written_column];
       }
-      activate(sum, p.activation);
+      activate(sum, p);
     }
 #pragma unroll
     for (int e = 0; e < kEach; e++) {

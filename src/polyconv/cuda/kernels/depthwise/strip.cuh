@@ -81,7 +81,7 @@ __device__ __forceinline__ void depthwise_strip(const Params& p) {
       if constexpr (EpilogueOf<Params>::kExists) {
 #pragma unroll
         for (int c = 0; c < kColumns; c++) open[kOpen - 1][c] += residual[u][c];
-        activate(open[kOpen - 1], p.activation);
+        activate(open[kOpen - 1], p);
       }
       if (u32(i + u) < u32(strip.rows))
 #pragma unroll

@@ -169,7 +169,7 @@ __device__ __forceinline__ void write(Accumulators<Tile>& c, const Params& p) {
     // Before the first store, so that the loads overlap.
     if (p.residual) visit_written(c, p, block, first_pixel, first_output, AddResidual{p.residual_bytes()});
 #pragma unroll
-    for (int i = 0; i < Tile::kThreadM; i++) activate(c.sum[i], p.activation);
+    for (int i = 0; i < Tile::kThreadM; i++) activate(c.sum[i], p);
   }
   visit_written(c, p, block, first_pixel, first_output, StoreSums{});
 }

@@ -55,7 +55,7 @@ __device__ __forceinline__ void finish(float (&sums)[kCount], const Params& p, c
       sums[0] += widened(*residual);
     }
   }
-  activate(sums, p.activation);
+  activate(sums, p);
 }
 
 // Stores the staged sums: four pixels at a time, or four channels, or one element.

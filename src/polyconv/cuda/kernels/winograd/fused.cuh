@@ -368,7 +368,7 @@ __device__ __forceinline__ void store_rows(const Params& p, const float* from, i
     for (int row = 0; row < kRows; row++, at = add_bytes(at, row_bytes)) values[row] = p.residual ? *at : 0.f;
 #pragma unroll
     for (int row = 0; row < kRows; row++) values[row] += from[row * kStep + lane];
-    activate(values, p.activation);
+    activate(values, p);
 #pragma unroll
     for (int row = 0; row < kRows; row++, to = add_bytes(to, row_bytes)) *to = values[row];
   } else {

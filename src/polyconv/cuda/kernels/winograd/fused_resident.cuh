@@ -171,7 +171,7 @@ struct ResidentStore {
           float2 pair = *reinterpret_cast<const float2*>(from);
           if constexpr (EpilogueOf<Params>::kExists) {
             float value[2] = {pair.x + residual[row].x, pair.y + residual[row].y};
-            activate(value, p.activation);
+            activate(value, p);
             pair = make_float2(value[0], value[1]);
           }
           *reinterpret_cast<float2*>(at) = pair;
