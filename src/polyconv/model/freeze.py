@@ -70,7 +70,7 @@ def _walk(model: torch.nn.Module, action: str, act: Callable[[torch.Tensor], boo
             continue
         weight = module._parameters.get("weight")
         if is_parametrized(module, "weight"):
-            _fold(module.parametrizations["weight"], folds=action == "froze")
+            _fold(module, folds=action == "froze")
             count += 1
         elif weight is None:
             left_alone[name] = "its weight is made anew before each call"
@@ -106,7 +106,8 @@ class _FoldedParametrizations(ParametrizationList):
         return self.__dict__ | {"_folded": None}  # a copy computes its own
 
 
-def _fold(parametrizations: Any, *, folds: bool) -> None:
+def _fold(module: Any, *, folds: bool) -> None:
+    parametrizations = module.parametrizations["weight"]
     kind = type(parametrizations)
     if folds and kind is ParametrizationList:
         parametrizations.__class__ = _FoldedParametrizations
