@@ -68,7 +68,7 @@ class Outcomes:
         return self.measured.get(key), "measured"
 
     def save(self) -> None:
-        """Add new outcomes to the default tuning file."""
+        """Add new outcomes to the default tuning file. Whatever measures calls it: a graph may be compiled again."""
         if not self.measured or settings.current().cache_dir is None or settings.current().tuning_file == ():
             return
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import itemgetter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,8 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .choice import ONEDNN, Choice, Chooser, Outcomes
-from .layer import Layer, layer_of, operator
+from .layer import C_SHIM, Layer, layer_of, operator
+from .private import frozen_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,10 @@ class LayerPass:
     layers: list[CompiledLayer] = field(default_factory=list)
     """All convolutions that were considered, in the order of the graph."""
 
+    def options(self) -> dict[str, Any]:
+        """Settings of Inductor that run the pass."""
+        return frozen_options(self, {operator(): C_SHIM})
+
     def __call__(self, graph: Graph) -> None:
         gm = graph.owning_module
         assert gm is not None
@@ -53,6 +59,7 @@ class LayerPass:
                 self.layers.append(CompiledLayer(_in_words(layer), choice))
                 if choice.candidate is not None:
                     _replace(gm, graph, layer, choice, len(self.layers))
+        self.outcomes.save()
         graph.eliminate_dead_code()
 
 
