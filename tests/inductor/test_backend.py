@@ -198,6 +198,19 @@ def test_the_more_accurate_of_two_equals_is_chosen() -> None:
         assert choice._most_accurate("F(6,3)", best, able) == chosen
 
 
+@pytest.mark.usefixtures("_ours")
+def test_the_last_layer_is_about_as_accurate_as_direct_summation() -> None:
+    """Its errors reach the output as they are; those of layers before it are averaged."""
+    first, last = nn.Conv2d(64, 64, 3, padding=1), nn.Conv2d(64, 64, 3, padding=1)
+    model, x = nn.Sequential(first, nn.ReLU(), last, nn.Sigmoid()).eval(), torch.randn(1, 64, 32, 32)
+    compiled = torch.compile(model, backend="polyconv", options=QUICK)
+    agree(compiled, model, x)
+    with torch.no_grad(), backend.layers_that_run() as layers:
+        compiled(x)
+    fast, accurate = (layer.choice.candidate.error for layer in layers)
+    assert accurate < fast / 4
+
+
 def test_deterministic_mode_times_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice.Chooser, "_trials", None)
     monkeypatch.setattr(swap, "_trials", None)

@@ -55,7 +55,7 @@ class LayerPass:
                 layer = layer_of(gm, node)  # after earlier layers were replaced: one may be the residual of this one
                 if layer is None:
                     continue
-                choice = chooser.choose(layer)
+                choice = chooser.choose(layer, at_the_end=_reaches_an_output(layer.epilogue.last))
                 self.layers.append(CompiledLayer(_in_words(layer), choice))
                 if choice.candidate is not None:
                     _replace(gm, graph, layer, choice, len(self.layers))
@@ -79,6 +79,22 @@ def _replace(gm: GraphModule, graph: Graph, layer: Layer, choice: Choice, number
     packed = layer.node.args[1]
     if isinstance(packed, Node) and not packed.users and isinstance(packed.target, str) and hasattr(gm, packed.target):
         delattr(gm, packed.target)  # packed for oneDNN, and used no more
+
+
+def _reaches_an_output(node: Node) -> bool:
+    """True if a value of the graph's output depends on ``node`` without a sum of products between them."""
+    level, seen = [node], {node}
+    while level:
+        users = {user for each in level for user in each.users} - seen
+        if any(user.op == "output" for user in users):
+            return True
+        seen |= users
+        level = [user for user in users if not any(part in str(user.target) for part in _SUMS_OF_PRODUCTS)]
+    return False
+
+
+_SUMS_OF_PRODUCTS = ("convolution", "linear", "mm", "attention")
+"""Parts of the names of operators."""
 
 
 def _constants(gm: GraphModule, graph: Graph) -> Iterator[Tensor]:
