@@ -122,6 +122,13 @@ def test_generated_calls_and_changing_sizes() -> None:
     compiled = torch.compile(model, backend="polyconv", dynamic=True)
     for shape in [(1, 16, 8, 8), (3, 16, 8, 8), (2, 16, 12, 9)]:
         agree(compiled, model, torch.randn(shape))
+    best = native.instruction_set()
+    try:
+        native.instruction_set("sse4")
+        with torch.no_grad(), pytest.raises(RuntimeError, match="packed for another instruction set"):
+            compiled(torch.randn(2, 16, 8, 8))
+    finally:
+        native.instruction_set(best)
 
 
 @pytest.mark.usefixtures("_ours")
@@ -172,11 +179,36 @@ def test_choices_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "measured earlier, in tuning.json" in str(polyconv.explain(compiled, x))
 
 
+@pytest.mark.usefixtures("_ours")
+def test_outcomes_of_a_graph_that_is_compiled_again_are_kept(tmp_path: Path) -> None:
+    model, x = nn.Conv2d(16, 16, 3).eval(), torch.randn(1, 16, 8, 8)
+    compiled = torch.compile(model, backend="polyconv", options=QUICK)
+    agree(compiled, model, x)
+    model.load_state_dict(nn.Conv2d(16, 16, 3).state_dict())
+    with settings.use(tolerance=1e-3):  # another key in the tuning file
+        agree(compiled, model, x)
+    (section,) = load(tmp_path / "tuning.json").sections
+    assert len(section.entries) == 2
+
+
 def test_the_more_accurate_of_two_equals_is_chosen() -> None:
     able = {name: CpuCandidate("engine", name, error=error) for name, error in {"F(6,3)": 1e-5, "F(4,3)": 2e-6}.items()}
     for seconds, chosen in ((1.04, "F(4,3)"), (1.1, "F(6,3)")):
         best = {"F(6,3)": 1.0, "F(4,3)": seconds, choice.ONEDNN: 2.0}
         assert choice._most_accurate("F(6,3)", best, able) == chosen
+
+
+@pytest.mark.usefixtures("_ours")
+def test_the_last_layer_is_about_as_accurate_as_direct_summation() -> None:
+    """Its errors reach the output as they are; those of layers before it are averaged."""
+    first, last = nn.Conv2d(64, 64, 3, padding=1), nn.Conv2d(64, 64, 3, padding=1)
+    model, x = nn.Sequential(first, nn.ReLU(), last, nn.Sigmoid()).eval(), torch.randn(1, 64, 32, 32)
+    compiled = torch.compile(model, backend="polyconv", options=QUICK)
+    agree(compiled, model, x)
+    with torch.no_grad(), backend.layers_that_run() as layers:
+        compiled(x)
+    fast, accurate = (layer.choice.candidate.error for layer in layers)
+    assert accurate < fast / 4
 
 
 def test_deterministic_mode_times_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -46,7 +47,7 @@ const SchemeKernels* FindKernels(Lanes lanes, int scheme) {
 }
 
 // Reads [engine (enum Lanes), scheme number, mode, lanes per chunk, channels at a time].
-Plan ReadPlan(const std::vector<int64_t>& numbers) {
+Plan ReadPlan(std::span<const int64_t> numbers) {
   Require(numbers.size() == 5, "a plan has 5 numbers");
   const auto at = [&](int i) { return Narrow(numbers[i], "a number of a plan"); };
   const auto lanes = static_cast<Lanes>(at(0));
@@ -104,7 +105,8 @@ void ConvolveOp(const Tensor& x, const Tensor& w, const std::optional<Tensor>& b
                 const std::vector<int64_t>& geometry, const std::vector<int64_t>& plan,
                 const std::optional<Tensor>& transformed, const std::optional<Tensor>& residual, int64_t activation,
                 double a, double b) {
-  ConvolveForward(x, w, bias, y, geometry, plan, transformed, ReadEpilogue<float>(residual, activation, a, b, y));
+  ConvolveForward(x, w, bias, y, ReadGeometry(geometry), plan, transformed,
+                  ReadEpilogue<float>(residual, activation, a, b, y));
 }
 
 void InputGradientOp(const Tensor& dy, const Tensor& w, const Tensor& dx, const std::vector<int64_t>& geometry_numbers,
@@ -175,10 +177,9 @@ std::vector<int64_t> StageCyclesOp() {
 
 }  // namespace
 
-void ConvolveForward(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, const Tensor& y,
-                     const std::vector<int64_t>& geometry_numbers, const std::vector<int64_t>& plan_numbers,
-                     const std::optional<Tensor>& transformed, const Epilogue<float>& epilogue) {
-  const Geometry geometry = ReadGeometry(geometry_numbers);
+void ConvolveForward(const View& x, const View& w, const std::optional<View>& bias, const View& y,
+                     const Geometry& geometry, std::span<const int64_t> plan_numbers,
+                     const std::optional<View>& transformed, const Epilogue<float>& epilogue) {
   const Plan plan = ReadPlan(plan_numbers);
   Convolution first = DescribeForward(x, w, y, geometry);
   if (bias.has_value()) first.bias = bias->const_data_ptr<float>();

@@ -16,7 +16,7 @@ namespace {
 
 using AxisOf = DepthwiseAxis (*)(int source, int target, int taps, int stride, int dilation, int before);
 
-void RequireDepthwise(const Tensor& x, const Tensor& w, const Tensor& y, const Geometry& geometry) {
+void RequireDepthwise(const View& x, const View& w, const View& y, const Geometry& geometry) {
   Require(x.dim() == 4 && w.dim() == 4 && y.dim() == 4, "tensors have four dimensions");
   Require(x.size(0) == y.size(0), "batch sizes differ");
   Require(x.size(1) == geometry.groups && w.size(1) == 1, "a depthwise convolution has one input channel per group");
@@ -25,7 +25,7 @@ void RequireDepthwise(const Tensor& x, const Tensor& w, const Tensor& y, const G
 }
 
 // Sizes and strides of a correlation that reads `x` and writes `y`. For a weight gradient, `y` is dy and is read too.
-DepthwiseShape ShapeOf(const Tensor& x, const Tensor& w, const Tensor& y, const Geometry& geometry, AxisOf axis_of) {
+DepthwiseShape ShapeOf(const View& x, const View& w, const View& y, const Geometry& geometry, AxisOf axis_of) {
   const auto axis = [&](int dim, int stride, int dilation, int before) {
     return axis_of(Extent(x, dim), Extent(y, dim), Extent(w, dim), stride, dilation, before);
   };
@@ -42,8 +42,7 @@ DepthwiseShape ShapeOf(const Tensor& x, const Tensor& w, const Tensor& y, const 
 }
 
 // A correlation from `x` to `y`.
-DepthwiseCorrelation Describe(const Tensor& x, const Tensor& w, const Tensor& y, const Geometry& geometry,
-                              AxisOf axis_of) {
+DepthwiseCorrelation Describe(const View& x, const View& w, const View& y, const Geometry& geometry, AxisOf axis_of) {
   DepthwiseCorrelation c{ShapeOf(x, w, y, geometry, axis_of)};
   c.x = x.const_data_ptr<float>();
   c.w = w.const_data_ptr<float>();
@@ -57,7 +56,7 @@ DepthwiseCorrelation Describe(const Tensor& x, const Tensor& w, const Tensor& y,
 void ForwardOp(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, const Tensor& y,
                const std::vector<int64_t>& geometry, const std::optional<Tensor>& residual, int64_t activation,
                double a, double b) {
-  DepthwiseForward(x, w, bias, y, geometry, ReadEpilogue<float>(residual, activation, a, b, y));
+  DepthwiseForward(x, w, bias, y, ReadGeometry(geometry), ReadEpilogue<float>(residual, activation, a, b, y));
 }
 
 void InputGradientOp(const Tensor& dy, const Tensor& w, const Tensor& dx,
@@ -98,9 +97,8 @@ int64_t LongestSumOp(const std::vector<int64_t>& sizes, const std::vector<int64_
 
 }  // namespace
 
-void DepthwiseForward(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, const Tensor& y,
-                      const std::vector<int64_t>& geometry_numbers, const Epilogue<float>& epilogue) {
-  const Geometry geometry = ReadGeometry(geometry_numbers);
+void DepthwiseForward(const View& x, const View& w, const std::optional<View>& bias, const View& y,
+                      const Geometry& geometry, const Epilogue<float>& epilogue) {
   RequireDepthwise(x, w, y, geometry);
   DepthwiseCorrelation conv = Describe(x, w, y, geometry, &ForwardAxis);
   conv.epilogue = epilogue;

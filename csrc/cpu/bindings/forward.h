@@ -3,19 +3,19 @@
 
 #include <cstdint>
 #include <optional>
-#include <vector>
+#include <span>
 
 #include "bindings/tensors.h"
 
 namespace polyconv {
 
 // A forward pass of the engines in enum Lanes. Transforms the weights itself if `transformed` is empty.
-void ConvolveForward(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, const Tensor& y,
-                     const std::vector<int64_t>& geometry, const std::vector<int64_t>& plan,
-                     const std::optional<Tensor>& transformed, const Epilogue<float>& epilogue);
+void ConvolveForward(const View& x, const View& w, const std::optional<View>& bias, const View& y,
+                     const Geometry& geometry, std::span<const int64_t> plan, const std::optional<View>& transformed,
+                     const Epilogue<float>& epilogue);
 
 // A forward pass of the depthwise engine.
-void DepthwiseForward(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, const Tensor& y,
-                      const std::vector<int64_t>& geometry, const Epilogue<float>& epilogue);
+void DepthwiseForward(const View& x, const View& w, const std::optional<View>& bias, const View& y,
+                      const Geometry& geometry, const Epilogue<float>& epilogue);
 
 }  // namespace polyconv

@@ -1,11 +1,14 @@
 #include "bindings/tensors.h"
 
+#include <torch/csrc/stable/c/shim.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <functional>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -17,8 +20,21 @@ namespace {
 constexpr int kSets = static_cast<int>(InstructionSet::kCount);
 std::atomic<int> chosen_set{-1};
 
+template <class T>
+int32_t DtypeOf();
+template <>
+int32_t DtypeOf<float>() {
+  static const int32_t dtype = aoti_torch_dtype_float32();
+  return dtype;
+}
+template <>
+int32_t DtypeOf<double>() {
+  static const int32_t dtype = aoti_torch_dtype_float64();
+  return dtype;
+}
+
 // Correlation that reads `x` and writes `y`, without a bias.
-Convolution Describe(const ConvolutionShape& shape, const Tensor& x, const Tensor& w, const Tensor& y) {
+Convolution Describe(const ConvolutionShape& shape, const View& x, const View& w, const View& y) {
   return {shape, x.const_data_ptr<float>(), w.const_data_ptr<float>(), nullptr, y.mutable_data_ptr<float>(), {}};
 }
 
@@ -28,6 +44,44 @@ void Require(bool condition, const char* what) {
   if (!condition) throw std::runtime_error(std::string("polyconv: ") + what);
 }
 
+View::View(AtenTensorHandle tensor) : tensor_(tensor) {
+  int64_t *sizes, *strides;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor, &dim_));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor, &sizes));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor, &strides));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor, &dtype_));
+  sizes_ = sizes, strides_ = strides;
+}
+
+View::View(const int64_t* sizes, const View& packed)
+    : tensor_(packed.tensor_), dim_(4), sizes_(sizes), dtype_(packed.dtype_) {
+  static const int64_t kZeros[4] = {};
+  strides_ = kZeros;
+}
+
+int64_t View::numel() const {
+  return std::accumulate(sizes_, sizes_ + dim_, int64_t{1}, std::multiplies<>());
+}
+
+template <class T>
+const T* View::const_data_ptr() const {
+  Require(dtype_ == DtypeOf<T>(), "a tensor has elements of another type");
+  const void* data;
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_get_const_data_ptr(tensor_, &data));
+  return static_cast<const T*>(data);
+}
+template const float* View::const_data_ptr() const;
+template const double* View::const_data_ptr() const;
+
+template <class T>
+T* View::mutable_data_ptr() const {
+  Require(dtype_ == DtypeOf<T>(), "a tensor has elements of another type");
+  void* data;
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_get_mutable_data_ptr(tensor_, &data));
+  return static_cast<T*>(data);
+}
+template float* View::mutable_data_ptr() const;
+
 int Narrow(int64_t value, const char* what) {
   constexpr int64_t kLargest = std::numeric_limits<int>::max();
   if (value >= -kLargest && value <= kLargest) return static_cast<int>(value);
@@ -35,11 +89,11 @@ int Narrow(int64_t value, const char* what) {
                            "; the CPU kernels take at most " + std::to_string(kLargest));
 }
 
-int Extent(const Tensor& tensor, int dim) {
+int Extent(const View& tensor, int dim) {
   return Narrow(tensor.size(dim), "an extent of a tensor");
 }
 
-void RequireCountable(const Tensor& x, const Tensor& w, const Tensor& y, const Geometry& geometry) {
+void RequireCountable(const View& x, const View& w, const View& y, const Geometry& geometry) {
   constexpr int64_t kOverhang = 32;  // more steps of stride and dilation than a tile extends beyond the image
   const auto require = [&](int dim, int64_t stride, int64_t dilation, int64_t before) {
     const int64_t padded = std::max(stride * Extent(y, dim) + dilation * Extent(w, dim),  //
@@ -50,7 +104,7 @@ void RequireCountable(const Tensor& x, const Tensor& w, const Tensor& y, const G
   require(3, geometry.stride_w, geometry.dilation_w, geometry.left);
 }
 
-Geometry ReadGeometry(const std::vector<int64_t>& numbers) {
+Geometry ReadGeometry(std::span<const int64_t> numbers) {
   Require(numbers.size() == 8, "a geometry has 8 numbers");
   const auto at = [&](int i) { return Narrow(numbers[i], "a stride, a padding, a dilation or the groups"); };
   Require(std::min({at(0), at(1), at(4), at(5), at(6)}) > 0, "strides, dilations and groups are positive");
@@ -64,14 +118,13 @@ const SchemeShape& SchemeAt(std::span<const SchemeShape> schemes, int64_t number
 }
 
 template <class T>
-Epilogue<T> ReadEpilogue(const std::optional<Tensor>& residual, int64_t activation, double a, double b,
-                         const Tensor& y) {
+Epilogue<T> ReadEpilogue(const std::optional<View>& residual, int64_t activation, double a, double b, const View& y) {
   Require(activation >= 0 && activation < static_cast<int64_t>(Activation::kCount), "no such activation");
   const auto epilogue = [&](const T* added) {
     return Epilogue<T>{added, static_cast<Activation>(activation), static_cast<T>(a), static_cast<T>(b)};
   };
   if (!residual.has_value()) return epilogue(nullptr);
-  Require(residual->scalar_type() == y.scalar_type(), "element types of residual and output differ");
+  Require(residual->dtype() == y.dtype(), "element types of residual and output differ");
   Require(residual->dim() == y.dim(), "residual and output differ in size");
   for (int64_t i = 0; i < y.dim(); i++) {
     Require(residual->size(i) == y.size(i), "residual and output differ in size");
@@ -79,10 +132,10 @@ Epilogue<T> ReadEpilogue(const std::optional<Tensor>& residual, int64_t activati
   }
   return epilogue(residual->const_data_ptr<T>());
 }
-template Epilogue<float> ReadEpilogue(const std::optional<Tensor>&, int64_t, double, double, const Tensor&);
-template Epilogue<double> ReadEpilogue(const std::optional<Tensor>&, int64_t, double, double, const Tensor&);
+template Epilogue<float> ReadEpilogue(const std::optional<View>&, int64_t, double, double, const View&);
+template Epilogue<double> ReadEpilogue(const std::optional<View>&, int64_t, double, double, const View&);
 
-ConvolutionShape ShapeOf(const Tensor& x, const Tensor& w, const Tensor& y, const Geometry& geometry) {
+ConvolutionShape ShapeOf(const View& x, const View& w, const View& y, const Geometry& geometry) {
   Require(x.dim() == 4 && w.dim() == 4 && y.dim() == 4, "tensors have four dimensions");
   Require(x.size(0) == y.size(0), "batch sizes differ");
   ConvolutionShape s{};
@@ -102,13 +155,13 @@ ConvolutionShape ShapeOf(const Tensor& x, const Tensor& w, const Tensor& y, cons
   return s;
 }
 
-Convolution DescribeForward(const Tensor& x, const Tensor& w, const Tensor& y, const Geometry& geometry) {
+Convolution DescribeForward(const View& x, const View& w, const View& y, const Geometry& geometry) {
   const ConvolutionShape shape = ShapeOf(x, w, y, geometry);
   RequireCountable(x, w, y, geometry);
   return Describe(shape, x, w, y);
 }
 
-std::vector<Convolution> DescribeInputGradient(const Tensor& dy, const Tensor& w, const Tensor& dx,
+std::vector<Convolution> DescribeInputGradient(const View& dy, const View& w, const View& dx,
                                                const Geometry& geometry) {
   Require(geometry.border == Border::kZeros, "the input gradient knows only a border of zeros");
   ConvolutionShape shape = ShapeOf(dy, w, dx, geometry);

@@ -16,13 +16,42 @@ namespace polyconv {
 
 using torch::stable::Tensor;
 
+// Sizes, strides and elements of a tensor, read once: with the stable ABI each is a call into torch. It is valid as long
+// as the tensor, and as long as nothing resizes that.
+class View {
+ public:
+  View(const Tensor& tensor) : View(tensor.get()) {}
+  explicit View(AtenTensorHandle tensor);
+
+  // A weight of four sizes that is packed: without strides.
+  View(const int64_t* sizes, const View& packed);
+
+  int64_t dim() const { return dim_; }
+  int64_t size(int64_t dim) const { return sizes_[dim]; }
+  int64_t stride(int64_t dim) const { return strides_[dim]; }
+  int64_t numel() const;
+  int32_t dtype() const { return dtype_; }
+  // Throw for tensors of other elements than T.
+  template <class T>
+  const T* const_data_ptr() const;
+  template <class T>
+  T* mutable_data_ptr() const;
+
+ private:
+  AtenTensorHandle tensor_;
+  int64_t dim_;
+  const int64_t* sizes_;
+  const int64_t* strides_;
+  int32_t dtype_;
+};
+
 // Throws "polyconv: " + what, unless the condition holds.
 void Require(bool condition, const char* what);
 
 // A 64-bit integer as int. Throws an error with `what` and the value if 32 bits do not hold it.
 int Narrow(int64_t value, const char* what);
 
-int Extent(const Tensor& tensor, int dim);
+int Extent(const View& tensor, int dim);
 
 // Geometry of a convolution. Bottom and right padding follow from the sizes of the tensors.
 struct Geometry {
@@ -31,33 +60,31 @@ struct Geometry {
 };
 
 // Reads [stride_h, stride_w, top, left, dilation_h, dilation_w, groups, border].
-Geometry ReadGeometry(const std::vector<int64_t>& numbers);
+Geometry ReadGeometry(std::span<const int64_t> numbers);
 
 // Scheme by its number in a list of algorithms.h.
 const SchemeShape& SchemeAt(std::span<const SchemeShape> schemes, int64_t number);
 
 // Throws unless every tap position, including those of tiles that extend beyond the padded image, fits into 32 bits:
 // kernels add and multiply these numbers without checks. `y` is the output or its gradient.
-void RequireCountable(const Tensor& x, const Tensor& w, const Tensor& y, const Geometry& geometry);
+void RequireCountable(const View& x, const View& w, const View& y, const Geometry& geometry);
 
 // Epilogue of a forward operator, with the parameters of the activation. The residual must have the strides of `y`.
 template <class T>
-Epilogue<T> ReadEpilogue(const std::optional<Tensor>& residual, int64_t activation, double a, double b,
-                         const Tensor& y);
+Epilogue<T> ReadEpilogue(const std::optional<View>& residual, int64_t activation, double a, double b, const View& y);
 
-extern template Epilogue<float> ReadEpilogue(const std::optional<Tensor>&, int64_t, double, double, const Tensor&);
-extern template Epilogue<double> ReadEpilogue(const std::optional<Tensor>&, int64_t, double, double, const Tensor&);
+extern template Epilogue<float> ReadEpilogue(const std::optional<View>&, int64_t, double, double, const View&);
+extern template Epilogue<double> ReadEpilogue(const std::optional<View>&, int64_t, double, double, const View&);
 
 // Sizes and strides of a correlation from `x` to `y`. For an input gradient: from dy to dx.
-ConvolutionShape ShapeOf(const Tensor& x, const Tensor& w, const Tensor& y, const Geometry& geometry);
+ConvolutionShape ShapeOf(const View& x, const View& w, const View& y, const Geometry& geometry);
 
 // Forward convolution of the first group.
-Convolution DescribeForward(const Tensor& x, const Tensor& w, const Tensor& y, const Geometry& geometry);
+Convolution DescribeForward(const View& x, const View& w, const View& y, const Geometry& geometry);
 
 // Input gradient of the first group: one unit-stride correlation per residue class of the stride. Correlations without
 // taps only write zeros. Only a border of zeros is supported.
-std::vector<Convolution> DescribeInputGradient(const Tensor& dy, const Tensor& w, const Tensor& dx,
-                                               const Geometry& geometry);
+std::vector<Convolution> DescribeInputGradient(const View& dy, const View& w, const View& dx, const Geometry& geometry);
 
 // The correlation of another group. Groups follow one another along the weight's first dimension.
 Convolution OfGroup(const Convolution& first, int group, bool input_gradient);

@@ -33,11 +33,4 @@ def options() -> dict[str, Any]:
     from .choice import outcomes_here
     from .graph_pass import LayerPass
 
-    outcomes = outcomes_here()
-    layer_pass = LayerPass(outcomes)
-
-    def run(graph: Any) -> None:
-        layer_pass(graph)
-        outcomes.save()
-
-    return {name: value for name, value in private.frozen_options(run).items() if name != "cpp_wrapper"}
+    return {name: value for name, value in LayerPass(outcomes_here()).options().items() if name != "cpp_wrapper"}

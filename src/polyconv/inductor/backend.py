@@ -39,13 +39,10 @@ def polyconv(
         warn_once(f'torch.compile(backend="polyconv") compiles a graph with Inductor alone: {reason}')
         return private.compile_graph(gm, example_inputs, settings)
     outcomes, training = outcomes_here(), torch.is_grad_enabled()
-    try:
-        gm, layers = swapped(gm, outcomes, training=training)
-        if training:
-            return _noted(private.compile_graph(gm, example_inputs, settings), layers)
-        return FrozenGraph(gm, example_inputs, settings, outcomes, layers)
-    finally:
-        outcomes.save()
+    gm, layers = swapped(gm, outcomes, training=training)
+    if training:
+        return _noted(private.compile_graph(gm, example_inputs, settings), layers)
+    return FrozenGraph(gm, example_inputs, settings, outcomes, layers)
 
 
 def _why_not_here(inputs: Sequence[Any]) -> str | None:
@@ -88,7 +85,7 @@ class FrozenGraph:
         constants = [inputs[position] for position in self._static]
         versions, layer_pass = _versions(constants), LayerPass(self._outcomes)
         gm = private.with_constants(self._gm, inputs, self._static)
-        options = {**private.frozen_options(layer_pass), **self._options}
+        options = {**layer_pass.options(), **self._options}
         compiled = private.compile_graph(gm, [inputs[position] for position in self._others], options)
         self._times += 1
         return _Frozen(constants, versions, compiled, [*self._layers, *layer_pass.layers])

@@ -36,6 +36,9 @@ PER_ENGINE, MOST = 2, 4
 """Candidates that are timed: of one engine, and of all."""
 AS_FAST = 1.08
 """Ratio of times up to which the more accurate of two candidates is chosen."""
+TIMES_DIRECT = 10.0
+"""Largest predicted error of a layer at the end of a graph, as a multiple of that of direct summation. What follows
+averages the errors of other layers; these reach the output as they are."""
 CACHE_BYTES = 32 * 2**20
 """Memory touched before a trial: in a network the weights of a layer have left the caches since the last call."""
 
@@ -68,7 +71,7 @@ class Outcomes:
         return self.measured.get(key), "measured"
 
     def save(self) -> None:
-        """Add new outcomes to the default tuning file."""
+        """Add new outcomes to the default tuning file. Whatever measures calls it: a graph may be compiled again."""
         if not self.measured or settings.current().cache_dir is None or settings.current().tuning_file == ():
             return
         try:
@@ -85,15 +88,16 @@ class Chooser:
     weight_bytes: int
     """Size of all weights of the graph."""
 
-    def choose(self, layer: Layer) -> Choice:
-        able = {one.name: one for one in _candidates(layer)}
+    def choose(self, layer: Layer, *, at_the_end: bool = False) -> Choice:
+        """The kernel of a layer. ``at_the_end``: its errors reach an output of the graph (:data:`TIMES_DIRECT`)."""
+        able = {one.name: one for one in _candidates(layer, TIMES_DIRECT if at_the_end else inf)}
         if not able:
             return Choice(ONEDNN, None, {}, "polyconv has no kernel for it")
         if preferences.determinism_is_asked_for():
             plan = planner.plan_cpu(layer.problem, inference=True)
             name = plan.chosen.name if plan.chosen.name in able else ONEDNN
             return Choice(name, able.get(name), {}, "cost model, because PyTorch is in deterministic mode")
-        key = _key(layer)
+        key = _key(layer) + (", at the end" if at_the_end else "")
         entry, source = self.outcomes.find(key)
         if entry is None or (entry.choice != ONEDNN and entry.choice not in able):
             entry, source = self._trials(layer, able), "measured"
@@ -135,7 +139,7 @@ def _most_accurate(winner: str, best: dict[str, float], able: dict[str, CpuCandi
     return min(close, key=lambda name: able[name].error, default=winner)
 
 
-def _candidates(layer: Layer) -> list[CpuCandidate]:
+def _candidates(layer: Layer, times_direct: float = inf) -> list[CpuCandidate]:
     """Candidates that keep the tolerance for the layer's weight, the cheapest by the cost model first."""
     problem, device = layer.problem, planner.here()
     costs = planner.Costs(problem, device, inference=True)
@@ -144,7 +148,8 @@ def _candidates(layer: Layer) -> list[CpuCandidate]:
         for one in planner.offered(problem, device)
         if one.refusal is None and one.engine not in (aten.NAME, reference.NAME)
     ]
-    able.sort(key=costs.counted)
+    limit = times_direct * min((one.error for one in able if one.direct), default=inf)
+    able = sorted((one for one in able if one.direct or limit == inf or one.error <= limit), key=costs.counted)
     kept: list[CpuCandidate] = []
     for one in able:
         if len(kept) < MOST and [each.engine for each in kept].count(one.engine) < PER_ENGINE and _keeps(layer, one):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import itemgetter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..activation import Activation
 from .choice import ONEDNN, Choice, Chooser, Outcomes
-from .layer import Layer, layer_of, operator
+from .layer import C_SHIM, Layer, layer_of, operator
+from .private import frozen_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,10 @@ class LayerPass:
     layers: list[CompiledLayer] = field(default_factory=list)
     """All convolutions that were considered, in the order of the graph."""
 
+    def options(self) -> dict[str, Any]:
+        """Settings of Inductor that run the pass."""
+        return frozen_options(self, {operator(): C_SHIM})
+
     def __call__(self, graph: Graph) -> None:
         gm = graph.owning_module
         assert gm is not None
@@ -50,10 +56,11 @@ class LayerPass:
                 layer = layer_of(gm, node)  # after earlier layers were replaced: one may be the residual of this one
                 if layer is None:
                     continue
-                choice = chooser.choose(layer)
+                choice = chooser.choose(layer, at_the_end=_reaches_an_output(layer.epilogue.last))
                 self.layers.append(CompiledLayer(_in_words(layer), choice))
                 if choice.candidate is not None:
                     _replace(gm, graph, layer, choice, len(self.layers))
+        self.outcomes.save()
         graph.eliminate_dead_code()
 
 
@@ -73,6 +80,22 @@ def _replace(gm: GraphModule, graph: Graph, layer: Layer, choice: Choice, number
     packed = layer.node.args[1]
     if isinstance(packed, Node) and not packed.users and isinstance(packed.target, str) and hasattr(gm, packed.target):
         delattr(gm, packed.target)  # packed for oneDNN, and used no more
+
+
+def _reaches_an_output(node: Node) -> bool:
+    """True if a value of the graph's output depends on ``node`` without a sum of products between them."""
+    level, seen = [node], {node}
+    while level:
+        users = {user for each in level for user in each.users} - seen
+        if any(user.op == "output" for user in users):
+            return True
+        seen |= users
+        level = [user for user in users if not any(part in str(user.target) for part in _SUMS_OF_PRODUCTS)]
+    return False
+
+
+_SUMS_OF_PRODUCTS = ("convolution", "linear", "mm", "attention")
+"""Parts of the names of operators."""
 
 
 def _constants(gm: GraphModule, graph: Graph) -> Iterator[Tensor]:

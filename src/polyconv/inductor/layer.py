@@ -125,6 +125,26 @@ def layer_of(gm: GraphModule, node: Node) -> Layer | None:
     )
 
 
+C_SHIM = """
+inline AOTITorchError aoti_torch_cpu_compiled_convolution(
+    AtenTensorHandle x, AtenTensorHandle weights, const AtenTensorHandle* bias, const AtenTensorHandle* residual,
+    const int64_t* layer, int64_t layer_len, double a, double b, AtenTensorHandle* y) {
+  static const auto run = [] {
+    StableIValue stack[1];
+    if (aoti_torch_call_dispatcher("polyconv_cpu::compiled_convolution_address", "", stack) != AOTI_TORCH_SUCCESS) {
+      throw std::runtime_error("polyconv: compiled layers need its kernels: import polyconv.inductor.aoti first");
+    }
+    return reinterpret_cast<void (*)(
+        AtenTensorHandle, AtenTensorHandle, const AtenTensorHandle*, const AtenTensorHandle*, const int64_t*, int64_t,
+        double, double, AtenTensorHandle*)>(stack[0]);
+  }();
+  run(x, weights, bias, residual, layer, layer_len, a, b, y);
+  return AOTI_TORCH_SUCCESS;
+}
+"""
+"""The operator for Inductor's generated C++: a direct call, without the dispatcher and its boxed arguments."""
+
+
 @lru_cache(maxsize=1)
 def operator() -> Any:
     """``polyconv_cpu::compiled_convolution``, known to fake tensors and to Inductor."""

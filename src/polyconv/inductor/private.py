@@ -33,6 +33,7 @@ def missing() -> str | None:
         from torch._inductor.custom_graph_pass import CustomGraphPass  # noqa: F401
 
         _ = config.freezing, config.cpp_wrapper, config.post_grad_custom_pre_pass
+        _ = config.aot_inductor.custom_ops_to_c_shims
         _ = ir.ExternKernel.require_stride_order, lowering.make_fallback
     except (ImportError, AttributeError) as error:
         return f"the Inductor of torch {torch.__version__} differs: {error}"
@@ -55,9 +56,10 @@ def mode_options(mode: str | None) -> dict[str, Any]:
     return found
 
 
-def frozen_options(graph_pass: Callable[[Graph], None]) -> dict[str, Any]:
+def frozen_options(graph_pass: Callable[[Graph], None], c_shims: Mapping[Any, str]) -> dict[str, Any]:
     """Settings for a frozen graph: weights are constants, calls are made by generated C++, and ``graph_pass`` sees the
-    graph after batch normalisation has been folded and weights have been packed for oneDNN."""
+    graph after batch normalisation has been folded and weights have been packed for oneDNN. ``c_shims``: C++ functions
+    ``aoti_torch_cpu_<operator>`` that generated code calls instead of operators."""
     from torch._inductor import config
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
@@ -72,7 +74,15 @@ def frozen_options(graph_pass: Callable[[Graph], None]) -> dict[str, Any]:
         def uuid(self) -> None:
             """No caching of the graph: the outcome depends on measurements."""
 
-    return {"freezing": True, "cpp_wrapper": True, "post_grad_custom_pre_pass": Pass()}
+    return {
+        "freezing": True,
+        "cpp_wrapper": True,
+        "post_grad_custom_pre_pass": Pass(),
+        "aot_inductor.custom_ops_to_c_shims": {
+            **config.aot_inductor.custom_ops_to_c_shims,
+            **{operator: [text] for operator, text in c_shims.items()},
+        },
+    }
 
 
 def static_inputs(inputs: Sequence[Any]) -> list[int]:

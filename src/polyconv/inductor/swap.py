@@ -42,6 +42,7 @@ def swapped(gm: GraphModule, outcomes: Outcomes, *, training: bool) -> tuple[Gra
         layers.append(CompiledLayer(call.key, choice))
         if choice.name == POLYCONV:
             node.target = PUBLIC[call.op]
+    outcomes.save()
     result.recompile()
     return result, layers
 
