@@ -249,7 +249,7 @@ ULPS = {"none": 0.5, "relu": 0.5, "clamp": 0.5, "leaky_relu": 0.5, "silu": 2.5, 
 @pytest.mark.parametrize("activation", APPLIED)
 def test_activations_are_within_a_few_ulp(activation: str, instruction_set: str) -> None:
     """Over all exponents, and of what is not finite. Below -1, errors are relative to 1: there torch's GELU cancels.
-    SiLU is as exact down to -88.7, where the exponential overflows and the result is -0, as torch's."""
+    SiLU is as exact down to -87; below, where it is less than 2e-36, the result may be -0."""
     assert native.instruction_set() == instruction_set
     some = torch.randint(-(2**31), 2**31, (400_000,)).to(torch.int32).view(torch.float32)
     some = some[some.abs() < 5e37]  # hardswish multiplies by 6 before it divides
@@ -265,9 +265,9 @@ def test_activations_are_within_a_few_ulp(activation: str, instruction_set: str)
     y, exact = applied(x), APPLIED[activation](x.double())
     error = (y - exact).abs()
     ulp = torch.exp2((exact.frexp().exponent.clamp(min=-125) - 24).double())
-    tail = x <= (-88.7 if activation == "silu" else -1)
+    tail = x <= (-87 if activation == "silu" else -1)
     assert float((error / ulp)[~tail].max()) <= ULPS.get(activation, 5)
-    assert float((error[tail] / exact[tail].abs().clamp(min=1)).max()) <= (3e-37 if activation == "silu" else 1.5e-7)
+    assert float((error[tail] / exact[tail].abs().clamp(min=1)).max()) <= (1.5e-36 if activation == "silu" else 1.5e-7)
     special = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0, 0.0, 100.0, -100.0]).reshape(1, 1, 1, -1)
     for engine in ("tile lanes, direct, fused", "channel lanes, algorithm 0", "plain"):
         torch.testing.assert_close(

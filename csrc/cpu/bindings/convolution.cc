@@ -59,7 +59,7 @@ Plan ReadPlan(std::span<const int64_t> numbers) {
 // Size of one group's transformed weights [floats].
 std::size_t WeightsSize(const Plan& plan, const Convolution& conv) {
   Require(plan.lanes != Lanes::kPointwise || IsPointwise(conv),
-          "the pointwise engine takes 1x1 taps without padding on channels_last tensors");
+          "the pointwise engine takes channels_last tensors");
   return plan.kernels->weights_size(conv);
 }
 

@@ -22,11 +22,31 @@ HWY_INLINE Floats Clamp(Floats v, Floats low, Floats high) {
   return hn::Min(high, hn::Max(low, v));
 }
 
-// 1 + exp(-v), within 2 ulp. Infinite for v below -88.7, finite for NaN. Highway's exponential is defined up to 104. Below
-// -30 it adds nothing to 1, and from -87 on it would be subnormal, which takes a processor a hundred cycles.
-HWY_INLINE Floats OnePlusExp(Floats v) {
-  const Floats bounded = hn::Max(Broadcast(-30.0f), hn::Min(hn::Neg(v), Broadcast(104.0f)));
-  return hn::Add(Broadcast(1.0f), hn::Exp(kFloats, bounded));
+// factor / (1 + exp(-v)), within 2 ulp down to v = -87, and zero times the factor below. NaN passes.
+//
+// The exponential is 2^n exp(r), exp(r) = 1 + r + r^2 P(r) with a minimax fit of relative error 4e-9. The sum that
+// rounds to n has the exponent of 2^n in its last bits. Above v = 30 the exponential adds nothing to 1.
+HWY_INLINE Floats TimesSigmoid(Floats factor, Floats v) {
+  constexpr float kExp[] = {0.00836874544620514f, 0.04166838899254799f, 0.1666652113199234f, 0.4999999403953552f, 1, 1};
+  constexpr float kLowest = HWY_TARGET <= HWY_AVX3 ? -87.3f : -89.0f, kRound = 12582912.0f + 127;
+  const Floats one = Broadcast(1.0f), bounded = Clamp(v, Broadcast(kLowest), Broadcast(30.0f));
+  const Floats rounded = hn::NegMulAdd(bounded, Broadcast(1.44269504f), Broadcast(kRound));
+  const Floats n = hn::Sub(rounded, Broadcast(kRound));
+  const Floats power = hn::BitCast(kFloats, hn::ShiftLeft<23>(hn::BitCast(hn::RebindToSigned<FloatTag>(), rounded)));
+  // log(2) in two parts, the first so short that n times it is exact
+  const Floats near = hn::NegMulSub(n, Broadcast(0.693145752f), bounded);
+  const Floats r = hn::NegMulAdd(n, Broadcast(1.42860677e-6f), near);
+  Floats sum = Broadcast(0.0013814540579915047f);
+  POLYCONV_UNROLL
+  for (const float coefficient : kExp) sum = hn::MulAdd(sum, r, Broadcast(coefficient));
+  const Floats divisor = hn::MulAdd(sum, power, one);
+#if HWY_TARGET <= HWY_AVX3  // a division of 512-bit vectors takes as long as ten products
+  const Floats guess{_mm512_rcp14_ps(divisor.raw)};
+  const Floats quotient = hn::MulAdd(guess, hn::NegMulAdd(divisor, guess, one), guess);
+  return hn::Mul(factor, hn::IfThenZeroElse(hn::Lt(v, Broadcast(kLowest)), quotient));
+#else
+  return hn::Div(factor, divisor);  // by infinity below -88.4
+#endif
 }
 
 // v times the normal distribution's cumulative probability, which is (1 + erf(v / sqrt(2))) / 2. With d = |v|, its tail
@@ -46,30 +66,30 @@ HWY_INLINE Floats Gelu(Floats v) {
 }
 
 HWY_INLINE Floats Silu(Floats v) {
-  return hn::Div(v, OnePlusExp(v));
+  return TimesSigmoid(v, v);
 }
 
 // Any activation, selected at run time. One copy per source: the branch and the call are cheap beside most of them.
 inline HWY_NOINLINE Floats ActivateAny(const Epilogue<float>& epilogue, Floats v) {
-  const Floats zero = hn::Zero(kFloats), three = Broadcast(3.0f), six = Broadcast(6.0f);
+  const Floats zero = hn::Zero(kFloats), three = Broadcast(3.0f), six = Broadcast(6.0f), sixth = Broadcast(1 / 6.0f);
   switch (epilogue.activation) {
     case Activation::kSilu:
       return Silu(v);
     case Activation::kHardswish:
-      return hn::Div(hn::Mul(v, Clamp(hn::Add(v, three), zero, six)), six);
+      return hn::Mul(hn::Mul(v, Clamp(hn::Add(v, three), zero, six)), sixth);
     case Activation::kHardsigmoid:
-      return hn::Div(Clamp(hn::Add(v, three), zero, six), six);
+      return hn::Mul(Clamp(hn::Add(v, three), zero, six), sixth);
     case Activation::kGelu:
       return Gelu(v);
     case Activation::kGeluTanh: {
       const Floats slope = hn::MulAdd(hn::Mul(v, v), Broadcast(static_cast<float>(kGeluCubic)),
                                       Broadcast(static_cast<float>(kGeluLinear)));
-      return hn::Div(v, OnePlusExp(hn::Mul(v, slope)));
+      return TimesSigmoid(v, hn::Mul(v, slope));
     }
     case Activation::kLeakyRelu:
       return hn::IfThenElse(hn::Gt(v, zero), v, hn::Mul(v, Broadcast(epilogue.a)));
     case Activation::kSigmoid:
-      return hn::IfThenElse(hn::IsNaN(v), v, hn::Div(Broadcast(1.0f), OnePlusExp(v)));
+      return TimesSigmoid(Broadcast(1.0f), v);
     default:
       return v;
   }

@@ -1,4 +1,4 @@
-// Forward pass of 1x1 convolutions on channels_last tensors.
+// Forward pass on channels_last tensors, as a matrix product.
 #include "pointwise/pointwise.h"
 
 #include <cstdint>
@@ -26,11 +26,16 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace polyconv {
 
+bool CopiesInput(const ConvolutionShape& conv) {
+  constexpr int kFewChannels = 16;
+  return conv.in_channels < kFewChannels && conv.taps_w > 1 && conv.dilation_h == 1 && conv.dilation_w == 1 &&
+         conv.stride_h <= conv.taps_h && conv.stride_w <= conv.taps_w;
+}
+
 bool IsPointwise(const ConvolutionShape& conv) {
-  const auto inside = [](int outputs, int stride, int size) { return (outputs - 1) * std::int64_t{stride} < size; };
-  return conv.in_channels > 0 && conv.taps_h == 1 && conv.taps_w == 1 && conv.top == 0 && conv.left == 0 &&
-         inside(conv.out_height, conv.stride_h, conv.in_height) &&
-         inside(conv.out_width, conv.stride_w, conv.in_width) && conv.x_channel == 1 && conv.y_channel == 1;
+  constexpr int kMostTaps = 1024;  // a pixel has an address per tap
+  return conv.in_channels > 0 && conv.taps_h * std::int64_t{conv.taps_w} <= kMostTaps && conv.y_channel == 1 &&
+         (conv.x_channel == 1 || CopiesInput(conv));
 }
 
 const SchemeKernels* FindPointwise(InstructionSet set) {

@@ -1,12 +1,16 @@
-// Forward pass of 1x1 convolutions on channels_last tensors, as a matrix product.
+// Forward pass on channels_last tensors, as a matrix product.
 #pragma once
 
 #include "common/scheme_kernels.h"
 
 namespace polyconv {
 
-// Whether the kernels take a correlation: one tap, inside of the image, and contiguous channels.
+// Whether the kernels take a correlation: at most 1024 taps, contiguous output channels, contiguous or few input
+// channels.
 bool IsPointwise(const ConvolutionShape& conv);
+
+// Whether the kernels read rows of the input from copies with borders: the channels of one tap are too few.
+bool CopiesInput(const ConvolutionShape& conv);
 
 const SchemeKernels* FindPointwise(InstructionSet set);
 

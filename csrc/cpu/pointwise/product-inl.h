@@ -1,9 +1,11 @@
-// 1x1 convolutions on channels_last tensors as a matrix product: rows are pixels, columns are output channels.
+// Convolutions on channels_last tensors as a matrix product: rows are output pixels, columns are output channels.
 //
-// Weights are packed in panels of up to kMostVectors vectors of output channels: [panel][input channel][vector][lane].
-// A register tile is up to kTileRows[vectors] pixels x the vectors of a panel. The pixels of a tile have one address
-// each, so strides and slices need no copies. Input channels are summed in blocks whose length depends on their number
-// alone: same bits for every number of threads, pixels and output channels.
+// The terms of a sum are [tap row][tap column][input channel]. Weights are packed in panels of up to kMostVectors
+// vectors of output channels: [panel][term][vector][lane]. A register tile is up to kTileRows[vectors] pixels x the
+// vectors of a panel. Terms that are contiguous in the input form a run: the channels of a tap or, if they are few, of
+// a row of taps in a copy with borders. A pixel has one address per run, so strides, borders and slices need no other
+// copies. Terms are summed in blocks whose length depends on their number alone: same bits for every number of threads,
+// pixels and output channels.
 #if defined(POLYCONV_CPU_POINTWISE_PRODUCT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef POLYCONV_CPU_POINTWISE_PRODUCT_INL_H_
 #undef POLYCONV_CPU_POINTWISE_PRODUCT_INL_H_
@@ -14,10 +16,12 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <iterator>
 #include <type_traits>
 #include <utility>
 
+#include "common/border.h"
 #include "common/caches.h"
 #include "common/convolution.h"
 #include "common/epilogue-inl.h"
@@ -27,13 +31,14 @@
 #include "common/simd-inl.h"
 #include "common/stages.h"
 #include "common/weight_reader-inl.h"
+#include "pointwise/pointwise.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
 
-// Pixels of a register tile by its vectors of output channels. All sums, the weights of one input channel and a factor
-// are in registers, and so are the addresses of all pixels.
+// Pixels of a register tile by its vectors of output channels. All sums, the weights of one term and a factor are in
+// registers, and so are the addresses of all pixels.
 #if HWY_TARGET <= HWY_AVX3
 inline constexpr int kTileRows[] = {0, 11, 11, 9, 6};
 #else
@@ -41,49 +46,54 @@ inline constexpr int kTileRows[] = {0, 10, 6, 4};
 #endif
 inline constexpr int kMostVectors = static_cast<int>(std::size(kTileRows)) - 1;
 
-inline constexpr int kLine = 16;  // floats of a cache line
+inline constexpr int kLine = 16;    // floats of a cache line
+inline constexpr int kAhead = 512;  // prefetch distance of weights into L1 [floats]
 
-// Most input channels that are summed at a time: their weights stay in L2, and mostly in L1.
+// Most terms that are summed at a time: their weights stay in L2, and mostly in L1.
 inline constexpr int kMostTerms = 512;
 
-// Most pixels of a block, and those of a block if all weights stay in L1: its outputs are then written row by row.
+// Most pixels of a block, most addresses, and pixels of a block if all weights stay in L1: its outputs are then written
+// row by row.
 inline constexpr int kMostRows = 1024;
+inline constexpr int kMostAddresses = 16 * kMostRows;
 inline constexpr int kFewRows = 72;
 inline constexpr std::size_t kWeightsInL1 = 24 << 10;
 
 // Products that take one thread no longer than to wake another one.
 inline constexpr double kFewProducts = 1 << 18;
 
-inline int TermsAtATime(int channels) {
-  return RoundUp(CeilDiv(channels, CeilDiv(channels, kMostTerms)), 2);
+inline int TermsAtATime(int terms) {
+  return RoundUp(CeilDiv(terms, CeilDiv(terms, kMostTerms)), 2);
 }
 
 // Cut of the output channels into panels of nearly equal width.
 struct Panels {
-  int channels, outputs, vectors, count;
+  int terms, outputs, vectors, count;
 
   explicit Panels(const ConvolutionShape& conv)
-      : channels(conv.in_channels),
+      : terms(conv.in_channels * conv.taps_h * conv.taps_w),
         outputs(conv.out_channels),
         vectors(CeilDiv(conv.out_channels, kLanes)),
         count(std::max(CeilDiv(vectors, kMostVectors), vectors / (kMostVectors - 1))) {}
 
-  std::size_t size() const { return static_cast<std::size_t>(vectors) * kLanes * channels; }
+  std::size_t size() const { return static_cast<std::size_t>(vectors) * kLanes * terms; }
   int First(int panel) const { return static_cast<int>(std::int64_t{vectors} * panel / count); }
 };
 
 // Operands of a register tile.
 struct TileProducts {
-  const float* const* x;  // address of each pixel in x and in y
-  float* const* y;
-  int channel, column;   // first input channel and output channel
-  int channels;          // input channels that are summed
-  int lanes;             // output channels of the last vector
-  bool first, last;      // whether these are the first or last input channels
-  const float* weights;  // [input channel][vector][lane]
-  const float* ahead;    // what is needed next: one cache line is prefetched per input channel
-  float* sums;           // of earlier input channels, and for FinishLater: [pixel][vector][lane]
-  const float* bias;     // null: none
+  const float* const* x;  // address of each pixel in the first run
+  std::ptrdiff_t pitch;   // addresses between runs
+  int skipped, length;    // terms of the first run that were summed before; terms of a run
+  int terms;              // that are summed
+  float* const* y;        // address of each pixel
+  int column;             // first output channel
+  int lanes;              // output channels of the last vector
+  bool first, last;       // whether these are the first or last terms
+  const float* weights;   // [term][vector][lane]
+  const float* ahead;     // what is needed next: one cache line is prefetched per term
+  float* sums;            // of earlier terms, and for FinishLater: [pixel][vector][lane]
+  const float* bias;      // null: none
 };
 
 // Stores the first `lanes` of a finished vector.
@@ -109,31 +119,35 @@ struct FinishLater {};
 template <int kRows, int kVectors, class Finish>
 HWY_NOINLINE void SumTile(const TileProducts& op, const Finish& finish) {
   constexpr int kStep = kVectors * kLanes;
-  constexpr int kAhead = 2048 / sizeof(float) / kStep * kStep;  // prefetch distance into L1
   Floats sum[kRows][kVectors];
-  const float* x[kRows];
-  std::ptrdiff_t c = -static_cast<std::ptrdiff_t>(op.channels);
   POLYCONV_UNROLL
   for (int r = 0; r < kRows; r++) {
-    x[r] = op.x[r] + op.channel - c;
     POLYCONV_UNROLL
     for (int v = 0; v < kVectors; v++) sum[r][v] = hn::Zero(kFloats);
   }
   const float* HWY_RESTRICT weights = op.weights;
   const float* ahead = op.ahead;
-  for (; c < 0; c++, weights += kStep, ahead += kLine) {
-    hwy::Prefetch(ahead);
-    Floats w[kVectors];
+  const float* const* run = op.x;
+  for (int begin = op.skipped, left = op.terms; left > 0; begin = 0, run += op.pitch) {
+    const int end = std::min(begin + left, op.length);
+    left -= end - begin;
+    const float* x[kRows];
     POLYCONV_UNROLL
-    for (int v = 0; v < kVectors; v++) {
-      w[v] = Load(weights + v * kLanes);
-      if (v * kLanes % kLine == 0) hwy::Prefetch(weights + kAhead + v * kLanes);
-    }
-    POLYCONV_UNROLL
-    for (int r = 0; r < kRows; r++) {
-      const Floats factor = Broadcast(x[r][c]);
+    for (int r = 0; r < kRows; r++) x[r] = run[r] + end;
+    for (std::ptrdiff_t i = begin - end; i < 0; i++, weights += kStep, ahead += kLine) {
+      hwy::Prefetch(ahead);
+      Floats w[kVectors];
       POLYCONV_UNROLL
-      for (int v = 0; v < kVectors; v++) sum[r][v] = hn::MulAdd(factor, w[v], sum[r][v]);
+      for (int v = 0; v < kVectors; v++) {
+        w[v] = Load(weights + v * kLanes);
+        if (v * kLanes % kLine == 0) hwy::Prefetch(weights + kAhead + v * kLanes);
+      }
+      POLYCONV_UNROLL
+      for (int r = 0; r < kRows; r++) {
+        const Floats factor = Broadcast(x[r][i]);
+        POLYCONV_UNROLL
+        for (int v = 0; v < kVectors; v++) sum[r][v] = hn::MulAdd(factor, w[v], sum[r][v]);
+      }
     }
   }
   if (!op.first) {
@@ -185,19 +199,136 @@ inline auto FindTile(int rows, int vectors) {
   return kTiles[rows - 1];
 }
 
+// Calls fn(image, line, first column, last column, pixel) for the lines of a block of output pixels.
+template <class Fn>
+HWY_INLINE void ForLines(const ConvolutionShape& conv, std::int64_t first, int pixels, const Fn& fn) {
+  std::int64_t row = first / conv.out_width;
+  int column = static_cast<int>(first % conv.out_width);
+  for (int i = 0, last; i < pixels; row++, i += last - column, column = 0) {
+    last = std::min(conv.out_width, column + pixels - i);
+    fn(row / conv.out_height, static_cast<int>(row % conv.out_height), column, last, i);
+  }
+}
+
+// Addresses of the terms of a block of pixels: [run][pixel].
+class InputRuns {
+ public:
+  explicit InputRuns(const Convolution& conv)
+      : conv_(conv),
+        copied_(CopiesInput(conv)),
+        length_(conv.in_channels * (copied_ ? conv.taps_w : 1)),
+        count_(conv.taps_h * (copied_ ? 1 : conv.taps_w)),
+        columns_((conv.out_width - 1) * conv.stride_w + conv.taps_w) {}
+
+  int length() const { return length_; }
+  int count() const { return count_; }
+  bool copied() const { return copied_; }
+
+  // Floats of the zeros or copies that blocks of `pixels` refer to.
+  std::size_t Buffer(int pixels) const {
+    if (!copied_) return conv_.in_channels;
+    const int lines = std::min(conv_.out_height, (pixels - 1) / conv_.out_width + 2);
+    return static_cast<std::size_t>((lines - 1) * conv_.stride_h + conv_.taps_h) * line();
+  }
+
+  // `buffer`: zeros, if nothing is copied.
+  void List(std::int64_t first, int pixels, float* buffer, const float** x) const {
+    if (copied_) {
+      ListCopies(first, pixels, buffer, x);
+    } else {
+      ListTaps(first, pixels, buffer, x);
+    }
+  }
+
+ private:
+  std::size_t line() const { return static_cast<std::size_t>(columns_) * conv_.in_channels; }
+
+  void ListTaps(std::int64_t first, int pixels, const float* zeros, const float** x) const {
+    ForLines(conv_, first, pixels, [&](std::int64_t image, int line, int column, int last, int i) {
+      const float** target = x + i;
+      for (int r = 0; r < conv_.taps_h; r++) {
+        const float* row = RowAt(image, line * conv_.stride_h + r * conv_.dilation_h);
+        for (int s = 0; s < conv_.taps_w; s++, target += pixels) {
+          const int shift = s * conv_.dilation_w - conv_.left;
+          for (int j = column; j < last; j++) {
+            const int from = SourceIndex(conv_.border, j * conv_.stride_w + shift, conv_.in_width);
+            target[j - column] = row == nullptr || from < 0 ? zeros : row + from * conv_.x_column;
+          }
+        }
+      }
+    });
+  }
+
+  // The pixels are of one image.
+  void ListCopies(std::int64_t first, int pixels, float* copies, const float** x) const {
+    const int top = static_cast<int>(first / conv_.out_width % conv_.out_height) * conv_.stride_h;
+    int copied = top;  // rows before this one
+    ForLines(conv_, first, pixels, [&](std::int64_t image, int line, int column, int last, int i) {
+      const int row = line * conv_.stride_h;
+      for (copied = std::max(copied, row); copied < row + conv_.taps_h; copied++) {
+        CopyRow(RowAt(image, copied), copies + (copied - top) * this->line());
+      }
+      for (int r = 0; r < conv_.taps_h; r++) {
+        const float* from = copies + (row - top + r) * this->line();
+        const float** target = x + static_cast<std::ptrdiff_t>(r) * pixels + i;
+        for (int j = column; j < last; j++) target[j - column] = from + j * conv_.stride_w * conv_.in_channels;
+      }
+    });
+  }
+
+  // Row of the padded image. Null: zeros.
+  const float* RowAt(std::int64_t image, int padded) const {
+    const int row = SourceIndex(conv_.border, padded - conv_.top, conv_.in_height);
+    return row < 0 ? nullptr : conv_.x + image * conv_.x_batch + row * conv_.x_row;
+  }
+
+  void CopyRow(const float* row, float* to) const {
+    const int channels = conv_.in_channels;
+    if (row == nullptr) {
+      std::fill_n(to, line(), 0.0f);
+      return;
+    }
+    const int begin = std::clamp(conv_.left, 0, columns_),
+              end = std::clamp(conv_.left + conv_.in_width, begin, columns_);
+    const auto outside = [&](int first, int last) {
+      for (int j = first; j < last; j++) {
+        const int from = SourceIndex(conv_.border, j - conv_.left, conv_.in_width);
+        for (int c = 0; c < channels; c++) {
+          to[j * channels + c] = from < 0 ? 0.0f : row[from * conv_.x_column + c * conv_.x_channel];
+        }
+      }
+    };
+    outside(0, begin);
+    const float* inside = row + (begin - conv_.left) * conv_.x_column;
+    if (conv_.x_channel == 1 && conv_.x_column == channels) {
+      std::memcpy(to + begin * channels, inside, sizeof(float) * (end - begin) * channels);
+    } else {
+      for (int c = 0; c < channels; c++, inside += conv_.x_channel) {
+        for (int j = begin; j < end; j++) to[j * channels + c] = inside[(j - begin) * conv_.x_column];
+      }
+    }
+    outside(end, columns_);
+  }
+
+  const Convolution& conv_;
+  const bool copied_;
+  const int length_, count_, columns_;
+};
+
 class PointwiseProduct {
  public:
   PointwiseProduct(const Convolution& conv, const float* weights)
       : conv_(conv),
         panels_(conv),
+        runs_(conv),
         weights_(weights),
         end_(weights + panels_.size()),
         rows_(static_cast<std::int64_t>(conv.batch) * conv.out_height * conv.out_width),
-        terms_(TermsAtATime(conv.in_channels)) {}
+        terms_(TermsAtATime(panels_.terms)) {}
 
   void Run(const Runtime& runtime) const {
     WithFinisher(conv_.epilogue, conv_.y, [&](const auto& finish) HWY_ATTR {
-      const double products = static_cast<double>(rows_) * panels_.channels * panels_.outputs;
+      const double products = static_cast<double>(rows_) * panels_.terms * panels_.outputs;
       const int threads = products < kFewProducts ? 1 : runtime.threads;
       if (threads == 1) return Part(finish, 0, rows_, 0, panels_.count);
       const int by_rows = SplitOfRows(threads), by_panels = threads / by_rows;
@@ -231,36 +362,43 @@ class PointwiseProduct {
   HWY_NOINLINE void Part(const Finish& finish, std::int64_t first_row, std::int64_t last_row, int first_panel,
                          int last_panel) const {
     const StageTimer timer(Stage::kProducts);
-    const float* x[kMostRows];
-    float* y[kMostRows];
-    float* sums = Scratch::OfThread().Get(std::size_t{kMostRows} * kMostVectors * kLanes);
-    const std::int64_t most = MostRows();
-    for (std::int64_t begin = first_row; begin < last_row; begin += most) {
-      const int rows = static_cast<int>(std::min(most, last_row - begin));
-      ListRows(begin, rows, x, y);
-      for (int panel = first_panel; panel < last_panel; panel++) Multiply(finish, x, y, rows, panel, sums);
-    }
-  }
-
-  // As many pixels as stay in L2.
-  std::int64_t MostRows() const {
-    if (panels_.size() * sizeof(float) <= kWeightsInL1) return kFewRows;
-    const std::size_t room = L2Bytes() / 2 / (sizeof(float) * (panels_.channels + panels_.outputs));
-    return std::clamp<std::int64_t>(static_cast<std::int64_t>(room), 4 * kTileRows[kMostVectors], kMostRows);
-  }
-
-  void ListRows(std::int64_t first, int count, const float** x, float** y) const {
-    std::int64_t row = first / conv_.out_width;
-    int column = static_cast<int>(first % conv_.out_width);
-    for (int i = 0; i < count; row++, column = 0) {
-      const std::int64_t image = row / conv_.out_height, line = row % conv_.out_height;
-      const float* from = conv_.x + image * conv_.x_batch + line * conv_.stride_h * conv_.x_row;
-      float* to = conv_.y + image * conv_.y_batch + line * conv_.y_row;
-      for (; column < conv_.out_width && i < count; column++, i++) {
-        x[i] = from + static_cast<std::int64_t>(column) * conv_.stride_w * conv_.x_column;
-        y[i] = to + column * conv_.y_column;
+    const std::int64_t most = MostRows(), image = static_cast<std::int64_t>(conv_.out_height) * conv_.out_width;
+    Carver carver;
+    const std::size_t sums = carver.Take(static_cast<std::size_t>(most) * kMostVectors * kLanes);
+    const std::size_t addresses = carver.Take(most * (runs_.count() + 1) * sizeof(float*) / sizeof(float));
+    const std::size_t buffer = carver.Take(runs_.Buffer(static_cast<int>(most)));
+    float* scratch = Scratch::OfThread().Get(carver.size());
+    if (!runs_.copied()) std::fill_n(scratch + buffer, runs_.length(), 0.0f);
+    const auto x = reinterpret_cast<const float**>(scratch + addresses);
+    const auto y = const_cast<float**>(x + most * runs_.count());
+    for (std::int64_t begin = first_row, end; begin < last_row; begin = end) {
+      end = std::min(begin + most, last_row);
+      if (runs_.copied()) end = std::min(end, (begin / image + 1) * image);
+      const int rows = static_cast<int>(end - begin);
+      runs_.List(begin, rows, scratch + buffer, x);
+      ListOutputs(begin, rows, y);
+      for (int panel = first_panel; panel < last_panel; panel++) {
+        Multiply(finish, x, y, rows, panel, scratch + sums);
       }
     }
+  }
+
+  // As many pixels as stay in L2. Of a line, if it is copied: so the copies stay in L1.
+  std::int64_t MostRows() const {
+    if (runs_.copied()) return std::clamp(conv_.out_width, kFewRows, kMostRows);
+    if (runs_.count() == 1 && panels_.size() * sizeof(float) <= kWeightsInL1) return kFewRows;
+    const std::int64_t each = static_cast<std::int64_t>(conv_.in_channels) * conv_.stride_h * conv_.stride_w;
+    const std::int64_t inputs = std::min<std::int64_t>(panels_.terms, each);
+    const auto room = static_cast<std::int64_t>(L2Bytes() / 2 / (sizeof(float) * (inputs + panels_.outputs)));
+    const std::int64_t most = std::min<std::int64_t>({room, kMostRows, kMostAddresses / runs_.count()});
+    return std::max<std::int64_t>(most, 4 * kTileRows[kMostVectors]);
+  }
+
+  void ListOutputs(std::int64_t first, int count, float** y) const {
+    ForLines(conv_, first, count, [&](std::int64_t image, int line, int column, int last, int i) {
+      float* to = conv_.y + image * conv_.y_batch + line * conv_.y_row;
+      for (; column < last; column++, i++) y[i] = to + column * conv_.y_column;
+    });
   }
 
   // Multiplies a block of pixels by a panel of weights.
@@ -274,18 +412,20 @@ class PointwiseProduct {
     op.column = first * kLanes;
     op.lanes = std::min(panels_.outputs - (first + vectors - 1) * kLanes, kLanes);
     op.bias = conv_.bias;
-    op.weights = weights_ + static_cast<std::size_t>(op.column) * panels_.channels;
-    for (int channel = 0; channel < panels_.channels; channel += terms_) {
-      op.channel = channel, op.channels = std::min(terms_, panels_.channels - channel);
-      op.first = channel == 0, op.last = channel + op.channels == panels_.channels;
-      const float* next = op.weights + op.channels * step;
+    op.pitch = rows, op.length = runs_.length();
+    op.weights = weights_ + static_cast<std::size_t>(op.column) * panels_.terms;
+    for (int term = 0; term < panels_.terms; term += terms_) {
+      const float* const* run = x + static_cast<std::ptrdiff_t>(term / op.length) * rows;
+      op.skipped = term % op.length, op.terms = std::min(terms_, panels_.terms - term);
+      op.first = term == 0, op.last = term + op.terms == panels_.terms;
+      const float* next = op.weights + op.terms * step;
       for (int tile = 0, begin = 0, end; tile < tiles; tile++, begin = end) {
         end = begin + rows / tiles + (tile < rows % tiles ? 1 : 0);  // of nearly equal height
-        op.x = x + begin, op.y = y + begin, op.sums = sums + (terms_ < panels_.channels ? begin * step : 0);
+        op.x = run + begin, op.y = y + begin, op.sums = sums + (terms_ < panels_.terms ? begin * step : 0);
         if (tile < vectors && next < end_) {
-          op.ahead = next + tile * op.channels * kLine;
+          op.ahead = next + tile * op.terms * kLine;
         } else {
-          op.ahead = end < rows ? x[end] + channel : op.weights;
+          op.ahead = end < rows ? run[end] + op.skipped : op.weights;
         }
         const auto sum_tile = FindTile<InTile>(end - begin, vectors);
         if constexpr (kIsShort<Finish>) {
@@ -311,26 +451,30 @@ class PointwiseProduct {
 
   const Convolution& conv_;
   const Panels panels_;
+  const InputRuns runs_;
   const float *weights_, *end_;
   const std::int64_t rows_;
   const int terms_;
 };
 
+// Zeros follow the weights, because a prefetch from a page that is not mapped takes long.
 inline std::size_t PointwiseWeightsSize(const Convolution& conv) {
-  return Panels(conv).size();
+  return Panels(conv).size() + kAhead;
 }
 
 inline void PackPointwiseWeights(const Convolution& conv, float* packed, const Runtime& runtime) {
   const StageTimer timer(Stage::kWeights);
   const Panels panels(conv);
-  const WeightReader reader(conv, conv.w, {0, 1, 1}, {0, 1, 1}, 1);
+  std::fill_n(packed + panels.size(), kAhead, 0.0f);
+  const WeightReader reader(conv, conv.w, {0, conv.taps_h, 1}, {0, conv.taps_w, 1}, conv.taps_w);
   runtime.parallel_for(panels.count, [&](std::int64_t begin, std::int64_t end) {
     for (int panel = static_cast<int>(begin); panel < end; panel++) {
-      const int first = panels.First(panel), last = panels.First(panel + 1);
-      float* target = packed + static_cast<std::size_t>(first) * kLanes * panels.channels;
+      const int first = panels.First(panel), last = panels.First(panel + 1), step = (last - first) * kLanes;
+      float* target = packed + static_cast<std::size_t>(first) * kLanes * panels.terms;
       for (int v = first; v < last; v++, target += kLanes) {
-        reader.Read(v * kLanes, 0, panels.channels,
-                    [&](int channel, int, Floats w) { StoreAligned(target + channel * (last - first) * kLanes, w); });
+        reader.Read(v * kLanes, 0, conv.in_channels, [&](int channel, int tap, Floats w) {
+          StoreAligned(target + (static_cast<std::size_t>(tap) * conv.in_channels + channel) * step, w);
+        });
       }
     }
   });

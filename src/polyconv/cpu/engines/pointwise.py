@@ -1,7 +1,7 @@
-"""Pointwise engine (``csrc/cpu/pointwise``): 1x1 convolutions on channels_last tensors as a matrix product.
+"""Pointwise engine (``csrc/cpu/pointwise``): convolutions on channels_last tensors as a matrix product.
 
-Rows of the product are pixels, read and written in place; its columns are output channels. The input gradient is such a
-product, too.
+Rows of the product are pixels, read and written in place; its columns are output channels. It sums over all taps, of
+which a 1x1 convolution has one. The input gradient is such a product, too.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from ..weight_cache import TransformedWeights
 
 NAME = "pointwise"
 
+MOST_TAPS = 1024
+"""Largest number of taps: the kernels list an address of every pixel for each."""
+
 
 def refusal(problem: Problem) -> str | None:
     if problem.kind is Pass.WGRAD:
         return "computes outputs, not weights"
     if problem.dtype != "float32":
         return f"computes in float32, not {problem.dtype}"
-    if problem.kernel != (1, 1):
-        return f"of one tap, not {problem.kernel[0]}x{problem.kernel[1]}"
-    if any(problem.padding):
-        return "of images without padding"
+    if prod(problem.kernel) > MOST_TAPS:
+        return f"of at most {MOST_TAPS} taps, not {problem.kernel[0]}x{problem.kernel[1]}"
     if problem.x_strides[1] != 1 or problem.y_strides[1] != 1:
         return "of channels_last tensors"
     return None
@@ -67,5 +68,5 @@ def _cycles(problem: Problem, lanes: int) -> tuple[float, float]:
     """Estimated cycles on one core for one group: to pack the weights, and for the rest. Fitted on a machine with
     AVX-512."""
     c, k = problem.channels_per_group if problem.kind is Pass.FPROP else problem.channels_per_group[::-1]
-    vectors, pixels = ceil_div(k, lanes), problem.batch * prod(problem.out_size)
-    return 12.0 * c * vectors, (0.6 * c + 6.0) * vectors * pixels + 6.0 * c * vectors
+    terms, vectors, pixels = c * prod(problem.kernel), ceil_div(k, lanes), problem.batch * prod(problem.out_size)
+    return 12.0 * terms * vectors, (0.6 * terms + 6.0) * vectors * pixels + 6.0 * terms * vectors
