@@ -46,7 +46,6 @@ GROWING = {
     "cuda/driver.py bindings": "nothing: there is one",
     "cuda/driver.py bindings_version": "nothing: there is one",
     "cuda/driver.py entry_points": "nothing: there is one",
-    "cuda/weight_cache.py PreparedWeights._judged": "a weight that lives, and a plan",
     "cuda/weight_cache.py PreparedWeights._kept": "a weight that lives, and no more bytes than the limit",
     "runtime/state_version.py _sources": "a module of polyconv",
     "dispatch/op.py PUBLIC": "an operator",

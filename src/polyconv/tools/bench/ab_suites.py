@@ -130,7 +130,7 @@ def errors_of(layer: Workload, case: Case, module: Any, x: Tensor) -> Errors:
             problem = layer.problem(kind)
             dy = _gradient(problem.x_shape if layer.transposed else problem.y_shape).to(x.dtype)
             read, written = (dy, x) if layer.transposed else (x, dy)
-            bias = module.bias if problem.kind is Pass.FPROP else None
+            bias = module.bias.detach() if problem.bias and problem.kind is Pass.FPROP else None
             problem, operands = problem.as_2d(), Operands(read, module.weight.detach(), bias, written).as_images()
             tensors = [as_image(one if isinstance(one, Tensor) else one[place]) for one in results.values()]
             figures = accuracy.measure_all(problem, operands, tensors, unit=accuracy.rounding(problem, operands))
