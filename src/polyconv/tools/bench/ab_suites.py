@@ -94,6 +94,9 @@ def _gradient(shape: Sequence[int]) -> Tensor:
 
 # ---- issues
 
+WHOLE, SAMPLE = 4e8, 1e8
+"""Largest problem whose errors are measured whole, and size of a sample [multiply-adds]: a second or so in float64."""
+
 
 def issue_contests(layers: Sequence[Workload], cases: Cases) -> list[Contest[Duel]]:
     """Each layer with its own batch; a training step only of those that are trained."""
@@ -133,7 +136,8 @@ def errors_of(layer: Workload, case: Case, module: Any, x: Tensor) -> Errors:
             bias = module.bias.detach() if problem.bias and problem.kind is Pass.FPROP else None
             problem, operands = problem.as_2d(), Operands(read, module.weight.detach(), bias, written).as_images()
             tensors = [as_image(one if isinstance(one, Tensor) else one[place]) for one in results.values()]
-            figures = accuracy.measure_all(problem, operands, tensors, unit=accuracy.rounding(problem, operands))
+            unit = accuracy.rounding(problem, operands)
+            figures = accuracy.measure_all(problem, operands, tensors, whole=WHOLE, sample=SAMPLE, unit=unit)
             found = {side: max(found[side], one.error) for side, one in zip(found, figures, strict=True)}
         return found
 
