@@ -281,6 +281,22 @@ def _uneven() -> None:
         assert len(backend.weights._judged) == 1
 
 
+def test_a_plan_for_a_weight_is_for_one_image_size() -> None:
+    """Plans for other sizes prepare the weight alike, but their replacements write other outputs."""
+    run_in_virtual_gpu(_uneven_in_two_sizes, timeout=300)
+
+
+def _uneven_in_two_sizes() -> None:
+    with fast_layer() as (_, backend, conv, _):
+        conv.weight.copy_(TAPS["last tap"](tuple(conv.weight.shape)))
+        polyconv.freeze(conv)
+        for rows in (24, 28, 24):
+            x = torch.randn(1, 32, rows, 24)
+            exact = F.conv2d(x.double(), conv.weight.double(), conv.bias.double())  # type: ignore[union-attr]
+            torch.testing.assert_close(conv(x).double(), exact, rtol=1e-3, atol=1e-3)
+        assert len(backend.weights._judged) == 2
+
+
 def test_a_weight_is_measured_once_on_every_stream_and_never_in_a_graph() -> None:
     run_in_virtual_gpu(_measured_once, timeout=300)
 

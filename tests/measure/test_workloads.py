@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -48,7 +49,7 @@ def test_the_headline_problems() -> None:
     assert w2.batch * w2.out_channels * w2.out_size[0] * w2.out_size[1] == 2_139_103_232
 
 
-@pytest.mark.parametrize("workload", workloads.catalogue().values(), ids=lambda w: w.id)
+@pytest.mark.parametrize("workload", [*workloads.catalogue().values(), *workloads.issues()], ids=lambda w: w.id)
 def test_problems_are_torchs(workload: workloads.Workload) -> None:
     sizes: Any = {key: getattr(workload, key) for key in ("stride", "padding", "dilation", "groups", "bias")}
     if workload.transposed:
@@ -70,3 +71,16 @@ def test_a_transposed_convolution_is_an_input_gradient() -> None:
     (workload,) = find("kb75")
     kinds = {kind: workload.problem(kind).kind for kind in Pass}
     assert kinds == {Pass.FPROP: Pass.DGRAD, Pass.DGRAD: Pass.FPROP, Pass.WGRAD: Pass.WGRAD}
+
+
+def test_issues_say_what_is_special() -> None:
+    """Each is named by an issue, and its dtype, its data and its lengths are in the file, not in code."""
+    every = {layer.name: layer for layer in workloads.issues()}
+    assert len(every) == len(workloads.issues()) > 30
+    assert all(re.match(r"\w+#\d+ ", name) for name in every)
+    assert {layer.dtype for layer in every.values()} == {"float32", "float16", "bfloat16"}
+    assert every["pt#163347 fp16 3x3"].problem(Pass.FPROP).dtype == "float16"
+    denormal = [name for name, layer in every.items() if layer.weight_scale == 1e-40]
+    assert denormal == ["pt#67797 3x3 denormal", "pt#19651 depthwise denormal"]
+    assert [layer.name for layer in every.values() if layer.lengths == 5000] == list(every)[-2:]
+    assert not any(layer.bias and layer.transposed for layer in every.values())  # a reference of a pass has no bias

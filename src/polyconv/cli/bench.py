@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 WORKLOADS = ("quick", "headline", "kernelbench", "models")
 """Suites of passes: groups of workloads."""
-NETWORKS, LAYERS = "networks", "layers"
+NETWORKS, LAYERS, ISSUES = "networks", "layers", "issues"
 SAMPLE = 100
 
 HOW = f"""\
@@ -64,6 +64,13 @@ how it is measured:
   trained; a sample drawn with --seed, of which a smaller one is the beginning of a larger. lost ms is processor time,
   counted for every convolution of those networks that is this one.
 
+  issues: layers that public issues report as slow, wrong or growing on the CPU, each named by one of them, in the
+  reported precision, NCHW and batch unless --layout says otherwise; a training step only of layers that are trained.
+  Denormal weights are 1e-40 times ordinary ones. error is the largest deviation from float64 (of a training step, of
+  the gradients) in units of the rounding of the layer's dtype at the scale of the output map, for PyTorch and for
+  polyconv. MB is as for networks. Two layers are called once with each of 5,000 lengths, each side in a process of its
+  own: ms is the mean of a call, MB the resident size at the end.
+
   --benchmark: what runs is not the cost model's choice but that of an autotuning session in the first calls, which
   are not timed: polyconv.benchmark(True).
 
@@ -76,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add_workloads_argument(what, "workloads or groups, separated by commas: W1,resnet50-3b")
     what.add_argument(
         "--suite",
-        choices=[*WORKLOADS, LAYERS, NETWORKS],
+        choices=[*WORKLOADS, LAYERS, ISSUES, NETWORKS],
         default="quick",
         help="quick: four small layers, a minute or so; the others take from minutes to hours (default: quick)",
     )
@@ -141,6 +148,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "polyconv bench --suite networks --only family --batch 1 --threads 1",
         "polyconv bench --suite networks --benchmark",
         "polyconv bench --suite networks --peers compile,onnxruntime,openvino --batch 1 --threads 1 -o peers.json",
+        "polyconv bench --suite issues --threads 1 --only bf16,pt#27971",
         "polyconv bench --suite layers --sample 400 --isa avx2 --seconds 3600 -o layers.json --resume",
         about=HOW,
     )
@@ -187,7 +195,7 @@ def _suite(args: argparse.Namespace) -> Suite[Any]:
     from ..tools.bench.passes import Options
 
     batches = args.batch or (1, 8)
-    modes, layouts = args.modes or tuple(Mode), args.layouts or tuple(Layout)
+    modes, layouts = args.modes or tuple(Mode), args.layouts or tuple(Layout)[: 1 if args.suite == ISSUES else 2]
     cases = Cases(modes, layouts, batches, _threads(args), args.repeats, args.benchmark)
     try:
         if _passes_run(args):
@@ -198,6 +206,8 @@ def _suite(args: argparse.Namespace) -> Suite[Any]:
             return suites.of_peers(cases, args.only, args.peers)
         if args.suite == NETWORKS:
             return suites.of_networks(cases, args.only)
+        if args.suite == ISSUES:
+            return suites.of_issues(cases, args.only)
         return suites.of_layers(cases, args.only, args.sample or SAMPLE, SEED if args.seed is None else args.seed)
     except (suites.NothingError, model_zoo.ZooError) as error:
         raise _options.UsageError(str(error)) from error
@@ -253,6 +263,8 @@ def _check(args: argparse.Namespace) -> None:
     else:
         given = {"--pass": args.passes, "--fresh-weights": args.fresh_weights}
         where = "workloads"
+        if args.suite == ISSUES and args.batch:
+            raise _options.UsageError("--batch: not for issues, whose layers have the batch of the report")
     wrong = [name for name, value in given.items() if value]
     if args.suite != LAYERS or args.workloads is not None:
         sampling = [name for name, value in (("--sample", args.sample), ("--seed", args.seed)) if value is not None]

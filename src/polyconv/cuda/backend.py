@@ -221,7 +221,7 @@ class CudaBackend:
         if weights is None:
             if not keeping.judged and plan.ways:
                 judge = None if capturing else partial(self._instead, plan, tensors["w"])
-                other = keeping.weights.judge(w, keeping.recipe, judge)
+                other = keeping.weights.judge(w, keeping.recipe, plan.problem, judge)
                 if other is not None:
                     other(tensors)
                     return True

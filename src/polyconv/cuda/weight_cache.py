@@ -9,11 +9,16 @@ from dataclasses import dataclass
 from torch import Tensor, UntypedStorage
 
 from ..backend import Run
+from ..problem import Problem
 from ..runtime.fork_safety import STATE_LOCK
 from ..runtime.frozen_weights import FrozenMark, mark_of
+from ..util.lru import LruTable
 
 Memory = Tensor | UntypedStorage
 """GPU memory from :meth:`polyconv.cuda.backend.CudaBackend.allocate`."""
+
+MOST_JUDGED = 4096
+"""Most problems whose plan was checked for a weight; the least recently used are checked again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,27 +80,28 @@ class PreparedWeights:
         self.size = 0
         self._kept: dict[tuple[int, int, bytes], _Kept] = {}
         """By ``id`` of the weight, stream and recipe (the launches)."""
-        self._judged: dict[tuple[int, bytes], _Judged] = {}
-        """By ``id`` of the weight and recipe. Valid on any stream, and during capture, when no weight can be read."""
+        self._judged: LruTable[tuple[int, bytes, Problem], _Judged] = LruTable(MOST_JUDGED)
+        """By ``id`` of the weight, recipe, and problem, because a replacement is a plan for one problem. Valid on any
+        stream, and during capture, when no weight can be read."""
 
     def find(self, w: Tensor, stream: int, recipe: bytes) -> Memory | None:
         """Cached result of the recipe for the weight's current state on this stream; None if there is none."""
         kept = self._kept.get((id(w), stream, recipe))
         return kept.memory if kept is not None and kept.state.is_of(w) else None
 
-    def judge(self, w: Tensor, recipe: bytes, judge: Callable[[], Run | None] | None) -> Run | None:
+    def judge(self, w: Tensor, recipe: bytes, problem: Problem, judge: Callable[[], Run | None] | None) -> Run | None:
         """Replacement for a plan that exceeds its tolerance for the weight; None if the plan is fine or not checked.
 
         ``judge`` is called once per state of the weight; None if it cannot be called now.
         """
-        key = id(w), recipe
-        found = self._judged.get(key)
+        key = id(w), recipe, problem
+        found = self._judged[key]
         if found is None or not found.state.is_of(w):
             state, storage = State.of(w), w.untyped_storage()
             if state is None or judge is None:
                 return None
-            found = _Judged(state, judge(), weakref.ref(storage, lambda _: self._judged.pop(key, None)))
-            self._judged[key] = found
+            found = _Judged(state, judge(), weakref.ref(storage, lambda _: self._judged.drop(key)))
+            self._judged.put(key, found)
         return found.instead
 
     def keep(self, w: Tensor, stream: int, recipe: bytes, state: State, memory: Memory, size: int) -> None:

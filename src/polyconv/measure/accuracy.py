@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 
+import torch
 from torch import Tensor
 
 from ..lowering.border import has_border
@@ -42,6 +43,13 @@ def scale(problem: Problem, operands: Operands) -> Tensor:
     return scales(problem, operands.named())[RESULTS[problem.kind]]
 
 
+def rounding(problem: Problem, operands: Operands) -> Tensor:
+    """The unit roundoff of the problem's dtype at the scale of every map, and at least half of the least denormal: a
+    unit in which results of every dtype compare, those of denormal operands included."""
+    numbers = torch.finfo(getattr(torch, problem.dtype))
+    return torch.clamp(scale(problem, operands) * (numbers.eps / 2), min=numbers.smallest_normal * numbers.eps / 2)
+
+
 def measure(
     problem: Problem, operands: Operands, result: Tensor, *, whole: float = WHOLE, sample: float = SAMPLE
 ) -> Accuracy:
@@ -50,10 +58,16 @@ def measure(
 
 
 def measure_all(
-    problem: Problem, operands: Operands, results: Sequence[Tensor], *, whole: float, sample: float
+    problem: Problem,
+    operands: Operands,
+    results: Sequence[Tensor],
+    *,
+    whole: float = WHOLE,
+    sample: float = SAMPLE,
+    unit: Tensor | None = None,
 ) -> list[Accuracy]:
-    """:func:`measure` for several results."""
-    errors, compared, unit = [0.0] * len(results), 0, scale(problem, operands)
+    """:func:`measure` for several results; ``unit`` replaces the scale."""
+    errors, compared, unit = [0.0] * len(results), 0, scale(problem, operands) if unit is None else unit
     for place in places(problem, whole, sample):
         expected = reference.part(problem, operands.named(), place)
         for i, result in enumerate(results):

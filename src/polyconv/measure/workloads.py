@@ -1,7 +1,8 @@
-"""The named convolutions of ``workloads.json``, and their problems.
+"""The named convolutions of ``workloads.json`` and ``issues.json``, and their problems.
 
 A workload has an id (``kb80``, ``resnet50-2b``) and, if it is one of the three headline ones, a short name (``W1``).
-:data:`GROUPS` names several at once.
+:data:`GROUPS` names several at once. Those of ``issues.json`` are named by the issue that reports them
+(:func:`issues`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Workload:
     """The requested name: id or short name."""
     id: str
     suite: str
-    """``kernelbench``, ``models``, or ``layers`` for one of :mod:`~polyconv.measure.layers`."""
+    """``kernelbench``, ``models``, ``issues``, or ``layers`` for one of :mod:`~polyconv.measure.layers`."""
     input: Shape
     out_channels: int
     kernel: Extents
@@ -47,6 +48,13 @@ class Workload:
     note: str = ""
     uses: int = 1
     """Of a layer: number of convolutions in all networks that equal it."""
+    dtype: str = "float32"
+    weight_scale: float = 1.0
+    """Factor on ordinary weights; 1e-40 makes them denormal."""
+    trained: bool = False
+    """Of an issue: such a layer is trained, too."""
+    lengths: int = 1
+    """Of an issue: number of lengths of the last axis, from that of ``input`` on, each called once."""
 
     @property
     def rank(self) -> int:
@@ -79,6 +87,7 @@ class Workload:
             dilation=self.dilation,
             groups=self.groups,
             bias=self.bias and not self.transposed and kind is not Pass.DGRAD,
+            dtype=self.dtype,
         )
 
 
@@ -141,8 +150,14 @@ def entries() -> dict[str, dict[str, Any]]:
 
 
 @lru_cache(maxsize=1)
-def _entries() -> dict[str, list[dict[str, Any]]]:
-    text = files(__package__).joinpath("workloads.json").read_text(encoding="utf-8")
+def issues() -> tuple[Workload, ...]:
+    """The layers of ``issues.json``, which issues of public projects report as slow, wrong or growing on the CPU."""
+    return tuple(workload(entry, "issues") for listed in _entries("issues.json").values() for entry in listed)
+
+
+@lru_cache(maxsize=2)
+def _entries(file: str = "workloads.json") -> dict[str, list[dict[str, Any]]]:
+    text = files(__package__).joinpath(file).read_text(encoding="utf-8")
     return {suite: entries for suite, entries in json.loads(text).items() if suite != "about"}
 
 
@@ -158,15 +173,16 @@ def workload(entry: Mapping[str, Any], suite: str) -> Workload:
         input=tuple(entry["input"]),
         out_channels=entry["out_channels"],
         kernel=_per_axis(entry["kernel_size"], rank),
-        stride=_per_axis(entry["stride"], rank),
-        padding=_per_axis(entry["padding"], rank),
-        dilation=_per_axis(entry["dilation"], rank),
-        groups=entry["groups"],
-        bias=entry["bias"],
+        stride=_per_axis(entry.get("stride", 1), rank),
+        padding=_per_axis(entry.get("padding", 0), rank),
+        dilation=_per_axis(entry.get("dilation", 1), rank),
+        groups=entry.get("groups", 1),
+        bias=entry.get("bias", False),
         transposed=transposed,
         output_padding=_per_axis(entry["output_padding"], rank) if transposed else (),
         note=note,
         uses=entry.get("uses", 1),
+        **{name: entry[name] for name in ("dtype", "weight_scale", "trained", "lengths") if name in entry},
     )
 
 

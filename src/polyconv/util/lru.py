@@ -38,6 +38,11 @@ class LruTable(dict[K, V]):
             dict.clear(self)
         self[key] = value
 
+    def drop(self, key: K) -> None:
+        """Remove an entry, if there is one."""
+        self.pop(key, None)
+        self.older.pop(key, None)
+
     def every(self) -> dict[K, V]:
         """A copy of both generations."""
         return {**self.older, **dict(self.items())}

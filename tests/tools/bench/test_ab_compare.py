@@ -17,6 +17,7 @@ from polyconv.cpu import native
 from polyconv.measure import layers as known_layers
 from polyconv.measure import timing
 from polyconv.measure.timing import Timing
+from polyconv.measure.workloads import Workload, issues
 from polyconv.tools.bench import ab_compare, ab_suites, charts, journal, model_zoo, suites, tables
 from polyconv.tools.bench.ab_compare import AGAIN, OURS, TORCH, Duel, Memory
 from polyconv.tools.bench.cases import Case, Cases, Layout, Mode
@@ -120,6 +121,83 @@ def test_a_single_image_is_normalised_by_what_is_known() -> None:
 def test_differences_are_found() -> None:
     y = torch.tensor([1.0, -1.0, 1.0])
     assert ab_compare.difference(y + torch.tensor([0.0, 0.5, 0.0]), y) == pytest.approx(0.5)
+
+
+# ---- issues
+
+
+def issue(name: str, **changes: object) -> Workload:
+    return replace(next(layer for layer in issues() if layer.name == name), **changes)  # type: ignore[arg-type]
+
+
+ISSUES = [
+    issue("pt#183815 bf16 7x7 dilated", input=(2, 5, 17, 18), out_channels=6),
+    issue("hf#45750 patches of 2x14x14", input=(2, 3, 2, 14, 14), out_channels=6),
+    issue("sglang#12309 causal", input=(1, 24, 33), out_channels=24, groups=24),
+    issue("pt#19651 depthwise denormal", input=(1, 8, 12, 13), out_channels=8, groups=8),
+    issue("kokoro#291 upsampling 16/8", input=(1, 8, 9), out_channels=5),
+]
+
+
+@pytest.mark.parametrize("mode", list(Mode), ids=str)
+@pytest.mark.parametrize("layer", ISSUES, ids=lambda layer: layer.name)
+def test_an_issue_is_measured_with_its_errors(layer: Workload, mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ab_suites, "_alone", lambda measured: measured())
+    cases = Cases((mode,), tuple(Layout), (99,), (1,), repeats=1)
+    contest, *last = ab_suites.issue_contests([layer], cases)
+    assert len(last) == (layer.rank > 1)
+    found = contest.run()
+    assert (found.key, found.case.batch) == (contest.key, layer.input[0])
+    assert found.errors is not None
+    assert found.errors.keys() == {TORCH, OURS}
+    assert all(0 < error < 100 for error in found.errors.values())  # roundings of the layer's own dtype
+    assert found.memory is not None
+    assert Duel.from_json(json.loads(json.dumps(found.as_json()))) == found
+
+
+@pytest.mark.parametrize("layer", ISSUES, ids=lambda layer: layer.name)
+def test_wrong_results_have_large_errors(layer: Workload) -> None:
+    """Flushed denormals, too: their unit is not below their spacing."""
+    case = Case(Mode.INFERENCE, Layout.NCHW, layer.input[0], 1)
+    module, x = ab_suites.layer_of(layer, case)
+    y = module(x).detach()
+    flushed = torch.zeros_like(y) if layer.weight_scale < 1 else y * 1.25
+    found = ab_suites.errors_of(layer, case, module, x)({"right": y, "wrong": flushed})
+    assert found["right"] < 100
+    assert found["wrong"] > 10 * found["right"]
+
+
+def test_layers_that_are_not_trained_are_only_called() -> None:
+    suite = suites.of_issues(Cases(layouts=(Layout.NCHW,)), ["pt#146508"])
+    assert [contest.key for contest in suite.contests] == ["pt#163347 fp16 3x3, inference, nchw, batch 1, 1 threads"]
+
+
+@pytest.mark.parametrize("name", ["pt#27971 5,000 lengths", "pt#120982 ISTFT, 5,000 lengths"])
+def test_changing_lengths(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+    monkeypatch.setattr(ab_suites, "_alone", lambda measured: measured())
+    monkeypatch.setattr(nn.Conv1d, "forward", lambda self, x: lengths.append(x.shape[2]))
+    monkeypatch.setattr(nn.ConvTranspose1d, "forward", lambda self, x: lengths.append(x.shape[2]))
+    layer = issue(name, lengths=5)
+    (contest,) = ab_suites.issue_contests([layer], Cases(layouts=(Layout.NCHW,)))
+    found = contest.run()
+    first = layer.input[-1]
+    assert sorted(lengths) == sorted(2 * [*range(first, first + 5)])  # PyTorch's side, and again
+    assert found.what.endswith("at 5 lengths")
+    assert found.memory is not None
+    assert found.memory.ours > 50 * 2**20
+
+
+def test_issues_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    arguments = ["--suite", "issues", "--only", "193951", "--repeats", "1", "--threads", "1", "-o", str(out)]
+    assert cli.main(["bench", *arguments]) == 0
+    (row,) = json.loads(out.read_text(encoding="utf-8"))["rows"]
+    assert row["errors"].keys() == {TORCH, OURS}
+    assert row["torch_bytes"] > 0
+    printed = capsys.readouterr().out
+    assert "pt#193951 bf16 2x2" in printed
+    assert "ours error" in printed
 
 
 # ---- networks
@@ -246,6 +324,13 @@ def test_tables(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "Where time is lost" in printed
     assert "The slowest layers" in printed
+
+
+def test_a_chart_of_issues_has_all_batches() -> None:
+    found = [duel("a", 0.5), duel("b", 0.25, CASES[1])]
+    ((panel,),) = charts.of_issues(found)
+    assert [bar.name for bar in panel.bars] == ["a", "b"]
+    assert panel.below.startswith("1 thread, mean ")
 
 
 @pytest.mark.parametrize("draw", [charts.of_networks, charts.of_layers], ids=["networks", "layers"])

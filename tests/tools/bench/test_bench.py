@@ -492,6 +492,7 @@ def test_what_cannot_be_resumed(
             "--pass and --fresh-weights: for workloads only",
         ),
         (["--suite", "networks", "--only", "nonsense"], "nothing has 'nonsense' in its name; there are resnet18"),
+        (["--suite", "issues", "--batch", "2"], "--batch: not for issues"),
         (["--suite", "layers", "--layout", "nhwc"], "'nhwc' is not a list of nchw, channels_last"),
         (["--resume"], "--resume needs the file of the run"),
         (["--isa", "avx2"], "set ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2"),

@@ -62,6 +62,9 @@ class Duel:
     uses: int = 1
     """Number of convolutions in all networks that a layer represents."""
     memory: Memory | None = None
+    errors: Mapping[str, float] | None = None
+    """Largest deviations of PyTorch's and our results from float64, in units of their dtype's rounding
+    (:func:`~polyconv.measure.accuracy.rounding`); of a training step, of the gradients. Issues only."""
 
     @property
     def key(self) -> str:
@@ -107,12 +110,15 @@ class Duel:
             case=Case(Mode(found["mode"]), Layout(found["layout"]), found["batch"], found["threads"]),
             timings=timings_from_json(found["timings"]),
             memory=Memory(found["torch_bytes"], found["ours_bytes"]) if has_memory else None,
+            errors=found.get("errors"),
             **{name: found[name] for name in ("name", "what", "kind", "difference", "plans", "uses")},
         )
 
 
 Prepare = Callable[[nn.Module, Tensor, Mode], Callable[[], object]]
 """(module, input, mode) -> the call to time."""
+Errors = Callable[[Mapping[str, Any]], Mapping[str, float]]
+"""Results of the calls by side -> their errors."""
 
 
 def prepared(module: nn.Module, x: Tensor, case: Case) -> tuple[nn.Module, Tensor]:
@@ -137,7 +143,9 @@ def block(mode: Mode) -> AbstractContextManager[object]:
     return torch.inference_mode() if mode is Mode.INFERENCE else torch.enable_grad()
 
 
-def fight(module: nn.Module, x: Tensor, case: Case, cases: Cases, prepare: Prepare) -> dict[str, Any]:
+def fight(
+    module: nn.Module, x: Tensor, case: Case, cases: Cases, prepare: Prepare, errors: Errors | None = None
+) -> dict[str, Any]:
     """Measured fields of a :class:`Duel`. ``prepare`` is called once per side."""
     module, x = prepared(module, x, case)
     second, twin = copy.deepcopy(module), copy.deepcopy(module)
@@ -149,9 +157,10 @@ def fight(module: nn.Module, x: Tensor, case: Case, cases: Cases, prepare: Prepa
         with preferences.watched(alone=True) as seen:
             result = ours()
         deviation = difference(result, theirs()) if case.mode is Mode.INFERENCE else None
+        found = errors({TORCH: theirs(), OURS: result}) if errors is not None else None
         del result
         timings = interleaved({TORCH: theirs, OURS: ours, AGAIN: again}, cases.repeats, patience=PATIENCE)
-    return {"timings": timings, "difference": deviation, "plans": _plans(seen)}
+    return {"timings": timings, "difference": deviation, "plans": _plans(seen), "errors": found}
 
 
 def autotune(call: Callable[[], object]) -> None:

@@ -1,26 +1,35 @@
-"""A/B suites: single layers (``torch.nn.Conv2d`` against ``polyconv.Conv2d``) and whole networks.
+"""A/B suites: single layers (``torch.nn.Conv2d`` against ``polyconv.Conv2d``), those of issues, and whole networks.
 
 Layers are called as modules, so dispatch overhead counts as in a network. A training step of a layer is the forward
-pass and its gradients; an input of up to four channels is taken to be a network's, which needs no gradient.
+pass and its gradients; an input of up to four channels is taken to be a network's, which needs no gradient. A layer of
+changing lengths runs in a process per side, because its caches are what is measured.
 """
 
 from __future__ import annotations
 
+import random
 import resource
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace as replaced
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from ... import settings
+from ...lowering.signal import as_image
+from ...measure import accuracy
 from ...measure.layers import class_of
-from ...measure.timing import threads
+from ...measure.operands import Operands
+from ...measure.timing import Timing, threads
 from ...measure.workloads import Workload
 from ...model.replace import replace
 from ...problem import IMAGE_CHANNELS, Pass
 from . import model_zoo
-from .ab_compare import Duel, Memory, autotune, block, fight, has_layout, prepared
+from .ab_compare import AGAIN, OURS, TORCH, Duel, Errors, Memory, Prepare, autotune, block, fight, has_layout, prepared
 from .cases import Case, Cases, Mode
 from .model_zoo import Network
 from .runner import Contest, worker
@@ -35,20 +44,35 @@ def layer_contests(layers: Sequence[Workload], cases: Cases) -> list[Contest[Due
 
 
 def _layer_contest(layer: Workload, case: Case, cases: Cases) -> Duel:
-    torch.manual_seed(0)
-    problem = layer.problem(Pass.FPROP)
-    sizes: Any = layer.kernel, layer.stride, layer.padding, layer.dilation, layer.groups, layer.bias
-    module = nn.Conv2d(layer.input[1], layer.out_channels, *sizes)
-    x = torch.randn(case.batch, *layer.input[1:])
-    _, _, height, width = layer.input
+    module, x = layer_of(layer, case)
     return Duel(
         name=layer.name,
-        what=f"{problem.in_brief} at {height}×{width}",
+        what=_in_words(layer),
         kind=class_of(layer),
         case=case,
         uses=layer.uses,
         **fight(module, x, case, cases, call_of),
     )
+
+
+def layer_of(layer: Workload, case: Case) -> tuple[nn.Module, Tensor]:
+    """The layer's module and its input, the same in every process."""
+    torch.manual_seed(0)
+    sizes = {name: getattr(layer, name) for name in ("stride", "padding", "dilation", "groups", "bias")}
+    sizes |= {"output_padding": layer.output_padding} if layer.transposed else {}
+    module = getattr(nn, layer.module)(layer.input[1], layer.out_channels, layer.kernel, **sizes)
+    with torch.no_grad():
+        module.weight.mul_(layer.weight_scale)
+    dtype = getattr(torch, layer.dtype)
+    return module.to(dtype), torch.randn(case.batch, *layer.input[1:]).to(dtype)
+
+
+def _in_words(layer: Workload) -> str:
+    problem = layer.problem(Pass.FPROP)
+    if layer.transposed:  # described as the convolution whose input gradient it is
+        problem = replaced(problem, in_channels=problem.out_channels, out_channels=problem.in_channels)
+    lengths = f"{layer.lengths:,} lengths" if layer.lengths > 1 else "×".join(map(str, layer.input[2:]))
+    return f"{'transposed ' * layer.transposed}{problem.in_brief} at {lengths}"
 
 
 def call_of(module: nn.Module, x: Tensor, mode: Mode) -> Callable[[], object]:
@@ -58,9 +82,101 @@ def call_of(module: nn.Module, x: Tensor, mode: Mode) -> Callable[[], object]:
     x = x.detach().requires_grad_(x.shape[1] > IMAGE_CHANNELS)
     wanted = [tensor for tensor in (x, *module.parameters()) if tensor.requires_grad]
     with torch.no_grad():
-        dy = torch.randn_like(module(x))
+        dy = module(x)
+        dy.copy_(_gradient(dy.shape))
     return lambda: torch.autograd.grad(module(x), wanted, dy)
 
+
+def _gradient(shape: Sequence[int]) -> Tensor:
+    """Incoming gradient, the same on every side and in every layout and precision."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+# ---- issues
+
+WHOLE, SAMPLE = 4e8, 1e8
+"""Largest problem whose errors are measured whole, and size of a sample [multiply-adds]: a second or so in float64."""
+
+
+def issue_contests(layers: Sequence[Workload], cases: Cases) -> list[Contest[Duel]]:
+    """Each layer with its own batch; a training step only of those that are trained."""
+    return [
+        Contest(f"{layer.name}, {case}", partial(_one_length if layer.lengths == 1 else _lengths, layer, case, cases))
+        for layer in layers
+        for case in replaced(cases, batches=layer.input[:1])
+        if has_layout(layer.rank, case.layout) and (layer.trained or case.mode is Mode.INFERENCE)
+    ]
+
+
+def _one_length(layer: Workload, case: Case, cases: Cases) -> Duel:
+    make = partial(layer_of, layer, case)
+    module, x = make()
+    return Duel(
+        name=layer.name,
+        what=_in_words(layer),
+        kind="",
+        case=case,
+        memory=_memory(make, call_of, case, cases.benchmark),
+        **fight(module, x, case, cases, call_of, errors_of(layer, case, module, x)),
+    )
+
+
+def errors_of(layer: Workload, case: Case, module: Any, x: Tensor) -> Errors:
+    """Measures results of :func:`call_of`: the output, or the largest error of the gradients of input and weight."""
+    kinds = [Pass.FPROP]
+    if case.mode is Mode.TRAINING:
+        kinds = [Pass.DGRAD, Pass.WGRAD] if x.shape[1] > IMAGE_CHANNELS else [Pass.WGRAD]
+
+    def measured(results: Mapping[str, Any]) -> dict[str, float]:
+        found = dict.fromkeys(results, 0.0)
+        for place, kind in enumerate(kinds):
+            problem = layer.problem(kind)
+            dy = _gradient(problem.x_shape if layer.transposed else problem.y_shape).to(x.dtype)
+            read, written = (dy, x) if layer.transposed else (x, dy)
+            bias = module.bias.detach() if problem.bias and problem.kind is Pass.FPROP else None
+            problem, operands = problem.as_2d(), Operands(read, module.weight.detach(), bias, written).as_images()
+            tensors = [as_image(one if isinstance(one, Tensor) else one[place]) for one in results.values()]
+            unit = accuracy.rounding(problem, operands)
+            figures = accuracy.measure_all(problem, operands, tensors, whole=WHOLE, sample=SAMPLE, unit=unit)
+            found = {side: max(found[side], one.error) for side, one in zip(found, figures, strict=True)}
+        return found
+
+    return measured
+
+
+def _lengths(layer: Workload, case: Case, cases: Cases) -> Duel:
+    found = {side: _alone(partial(_sweep, layer, case, side == OURS, cases.benchmark)) for side in (TORCH, OURS, AGAIN)}
+    return Duel(
+        name=layer.name,
+        what=_in_words(layer),
+        kind="",
+        case=case,
+        timings={side: timing for side, (timing, _) in found.items()},
+        difference=None,
+        plans={},
+        memory=Memory(found[TORCH][1], found[OURS][1]),
+    )
+
+
+def _sweep(layer: Workload, case: Case, swapped: bool, benchmark: bool) -> tuple[Timing, int]:
+    """Mean time per call over all lengths in random order, and the resident size at the end [bytes]."""
+    most = layer.input[-1] + layer.lengths - 1
+    module, x = prepared(*layer_of(replaced(layer, input=(*layer.input[:-1], most)), case), case)
+    if swapped:
+        replace(module)
+    lengths = list(range(layer.input[-1], most + 1))
+    random.Random(0).shuffle(lengths)
+    with threads(case.threads), block(case.mode), settings.use(benchmark=benchmark):
+        began, cpu = time.perf_counter(), time.process_time()
+        for length in lengths:
+            module(x[..., :length].contiguous())
+        mean = (time.perf_counter() - began) / len(lengths)
+        cpu = (time.process_time() - cpu) / len(lengths)
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return Timing(mean, mean, cpu), pages * resource.getpagesize()
+
+
+# ---- networks
 
 RATE = 1e-12
 """Learning rate, small so that weights barely change over many steps, even by the gradients of random networks."""
@@ -85,7 +201,7 @@ def _network_contest(network: Network, case: Case, cases: Cases) -> Duel:
         what="×".join(map(str, x.shape[2:])),
         kind="",
         case=case,
-        memory=_memory(network, case, cases.benchmark),
+        memory=_memory(partial(made, network, case), network_call, case, cases.benchmark),
         **fight(module, x, case, cases, network_call),
     )
 
@@ -120,22 +236,28 @@ def network_call(
 # ---- memory
 
 
-def _memory(network: Network, case: Case, benchmark: bool) -> Memory:
-    return Memory(_alone(network.name, case, False, False), _alone(network.name, case, True, benchmark))
+T = TypeVar("T")
 
 
-def _alone(name: str, case: Case, swapped: bool, benchmark: bool) -> int:
-    """Peak resident size [bytes] of a process of its own."""
+def _memory(make: Callable[[], tuple[nn.Module, Tensor]], prepare: Prepare, case: Case, benchmark: bool) -> Memory:
+    return Memory(*(_alone(partial(_peak, make, prepare, case, *side)) for side in ((False, False), (True, benchmark))))
+
+
+def _alone(measured: Callable[[], T]) -> T:
+    """Result of a process of its own."""
     with worker([__name__, *model_zoo.modules()]) as pool:
-        return pool.submit(_peak, name, case, swapped, benchmark).result()
+        return pool.submit(measured).result()
 
 
-def _peak(name: str, case: Case, swapped: bool, benchmark: bool) -> int:
-    module, x = prepared(*made(model_zoo.NETWORKS[name], case), case)
+def _peak(
+    make: Callable[[], tuple[nn.Module, Tensor]], prepare: Prepare, case: Case, swapped: bool, benchmark: bool
+) -> int:
+    """Peak resident size of this process after calls of one side [bytes]."""
+    module, x = prepared(*make(), case)
     if swapped:
         replace(module)
     with threads(case.threads), block(case.mode):
-        call = network_call(module, x, case.mode)
+        call = prepare(module, x, case.mode)
         if benchmark:
             autotune(call)
         for _ in range(CALLS):

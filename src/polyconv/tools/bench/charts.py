@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from math import log
 from pathlib import Path
@@ -46,6 +46,11 @@ def of_networks(duels: Sequence[Duel]) -> list[list[Panel]]:
     return _of_duels(duels, lambda group: [Bar(d.name, d.what, d.ratio_cpu, d.ratio) for d in group])
 
 
+def of_issues(duels: Sequence[Duel]) -> list[list[Panel]]:
+    """Panels as for networks, but layers of all batches in one."""
+    return of_networks([replace(duel, case=replace(duel.case, batch=0)) for duel in duels])
+
+
 def of_layers(duels: Sequence[Duel]) -> list[list[Panel]]:
     """Panels as for networks, with a bar per class of layers."""
     return _of_duels(duels, _classes)
@@ -73,7 +78,7 @@ def _panel(
     threads: int,
     bars: Callable[[Sequence[Duel]], list[Bar]],
 ) -> Panel:
-    title, below = f"{_MODES[mode]}, {_LAYOUTS[layout]}", f"batch {batch}, {_threads(threads)}"
+    title, below = f"{_MODES[mode]}, {_LAYOUTS[layout]}", f"batch {batch}, " * bool(batch) + _threads(threads)
     group = [duel for duel in duels if duel.case == Case(mode, layout, batch, threads)]
     if not group:
         return Panel(title, below, [])

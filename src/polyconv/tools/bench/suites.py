@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from ...measure import layers as known_layers
-from ...measure.workloads import Workload
+from ...measure.workloads import Workload, issues
 from . import ab_suites, charts, model_zoo, passes, tables
 from .ab_compare import Duel
 from .cases import Cases, Layout, Peer
@@ -82,6 +82,15 @@ def of_layers(cases: Cases, only: Sequence[str], size: int, seed: int) -> Suite[
     names, contests = [layer.name for layer in chosen], ab_suites.layer_contests(chosen, cases)
     read, show, drawn = Duel.from_json, tables.print_layers, charts.of_layers
     return Suite(_named("layers", cases), names, contests, read, show, drawn, charts.LAYERS_LEGEND)
+
+
+def of_issues(cases: Cases, only: Sequence[str]) -> Suite[Duel]:
+    """Layers that issues report; words match the name and the other issues."""
+    every = {layer.name: layer for layer in issues()}
+    names = _selected(every, [f"{layer.name} {layer.note}" for layer in every.values()], only)
+    contests = ab_suites.issue_contests([every[name] for name in names], cases)
+    read, show, drawn = Duel.from_json, tables.print_issues, charts.of_issues
+    return Suite(_named("issues", cases), names, contests, read, show, drawn, charts.NETWORKS_LEGEND)
 
 
 def _named(name: str, cases: Cases) -> str:

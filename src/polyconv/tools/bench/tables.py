@@ -63,6 +63,26 @@ def print_networks(duels: Sequence[Duel], where: str) -> None:
         print(f"{TOO_MUCH} more than {times:g} times PyTorch's memory and {more // 2**20} MiB: {'; '.join(over)}")
 
 
+def print_issues(duels: Sequence[Duel], where: str) -> None:
+    table = [
+        [
+            duel.name,
+            duel.what,
+            "; ".join(duel.plans),
+            *_case_cells(duel),
+            *_time_cells(duel),
+            *_memory_cells(duel),
+            *([f"{duel.errors[side]:.3g}" for side in (TORCH, OUR_MODULE)] if duel.errors else ["", ""]),
+        ]
+        for duel in duels
+    ]
+    columns = ("issue", "layer", "plan", "mode", "layout", "batch", "threads", *DUEL_TIMES, "torch MB", "ours MB")
+    title = f"One call, or forward pass and gradients, best of all rounds. {where}"
+    print_table(title, (*columns, "torch error", "ours error"), table, left=5)
+    _print_summaries(duels, "layers")
+    print("error: largest deviation from float64, in units of the dtype's rounding at the scale of the output map")
+
+
 def print_layers(duels: Sequence[Duel], where: str) -> None:
     """Print the means, the classes that lose most, and the slowest layers; the JSON has all rows."""
     print(f"One call, or forward pass and gradients, of single layers, best of all rounds. {where}")
