@@ -3,9 +3,9 @@
 Modules, as an editable installation imports them: ``src/polyconv/cpu/_native.abi3.so``, the CPU kernels;
 ``src/polyconv/cuda/_native.abi3.so``, which launches GPU kernels and is built without CUDA;
 ``src/polyconv/dispatch/_native.abi3.so``, the passthrough cache; ``src/polyconv/runtime/_native.abi3.so``, the override
-of ATen's convolution. Builds with cycle counters or sanitizers
-(``csrc/sanitize.py``) stay in the build folder. A source is compiled again if it, a header that it includes, or the
-command changed. File times do not matter, so objects survive a change of branch and serve copies of the sources.
+of ATen's convolution. Builds with cycle counters or sanitizers (``csrc/sanitize.py``) stay in the build folder. A
+source is compiled again if it, a header that it includes, or the command changed. File times do not matter, so objects
+survive a change of branch and serve copies of the sources.
 
     POLYCONV_BUILD_DIR  folder of the objects; build/ beside csrc/ by default
     MAX_JOBS            number of parallel compilers; the number of cores by default
@@ -33,7 +33,7 @@ PARTS = ("cpu", "cuda", "dispatch", "runtime")
 STABLE = "-DTORCH_TARGET_VERSION=0x020b000000000000"
 """torch's stable interface, which later versions of torch have as well."""
 WITH_TORCH = {"cpu": STABLE, "runtime": ""}
-"""Parts that call torch, and the interface that they keep to: "runtime" serves the torch that it is built with alone."""
+"""Parts that call torch, and the interface that they keep to: "runtime" serves only the torch that it is built with."""
 LARGE = ("tile_lanes", "channel_lanes")
 """Folders whose sources compile longest: many schemes, for each instruction set."""
 BOUNDARIES = "-Wa,-mbranches-within-32B-boundaries"

@@ -9,6 +9,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_convolution_compositeexplicitautograd_dispatch.h>
 #include <ATen/ops/convolution_backward_compositeexplicitautograd_dispatch.h>
 #include <ATen/ops/convolution_compositeexplicitautograd_dispatch.h>
 #include <Python.h>
@@ -100,14 +101,23 @@ bool WantsGradient(const Tensor& one, const Tensor& other, const std::optional<T
   return wanted && c10::GradMode::is_enabled();
 }
 
-Tensor Convolution(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, SymIntArrayRef stride,
-                   SymIntArrayRef padding, SymIntArrayRef dilation, bool transposed, SymIntArrayRef output_padding,
-                   SymInt groups) {
-  const auto aten = [&] {
-    return at::compositeexplicitautograd::convolution_symint(x, w, bias, stride, padding, dilation, transposed,
-                                                             output_padding, groups);
-  };
-  if (bypassing > 0) return aten();
+// Whether torch.jit.trace records this thread's calls: of a convolution it records what ATen's calls.
+bool IsTraced() {
+  return c10::impl::tls_local_dispatch_key_set().included_.has(c10::DispatchKey::Tracer);
+}
+
+// ATen's convolution calls another overridden operator, and for complex tensors itself.
+template <class Aten>
+auto Bypassing(const Aten& aten) {
+  const Bypass bypass;
+  return aten();
+}
+
+template <class Aten>
+Tensor Forward(const Aten& aten, const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias,
+               SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation, bool transposed,
+               SymIntArrayRef output_padding, SymInt groups) {
+  if (bypassing > 0 || IsTraced()) return aten();
   const bool recorded = WantsGradient(x, w, bias);
   Description call(recorded);
   call.Add(x);
@@ -119,16 +129,38 @@ Tensor Convolution(const Tensor& x, const Tensor& w, const std::optional<Tensor>
   for (const SymIntArrayRef& numbers : {stride, padding, dilation, output_padding}) call.Add(numbers);
   call.Add(groups.expect_int() * 2 + transposed);
   const Place place = call.Hash();
-  if (place.PassesThrough()) return aten();
+  if (place.PassesThrough()) return Bypassing(aten);
   using Planned = std::tuple<Tensor, bool>(const Tensor&, const Tensor&, const std::optional<Tensor>&, SymIntArrayRef,
                                            SymIntArrayRef, SymIntArrayRef, bool, SymIntArrayRef, SymInt);
   static const auto planned =
       c10::Dispatcher::singleton().findSchemaOrThrow("polyconv::_convolution", "").typed<Planned>();
-  const Bypass bypass;
-  auto [y, is_atens] =
-      planned.call(x, w, bias, stride, padding, dilation, transposed, output_padding, std::move(groups));
+  auto [y, is_atens] = Bypassing(
+      [&] { return planned.call(x, w, bias, stride, padding, dilation, transposed, output_padding, groups); });
   if (is_atens) place.Remember();
   return y;
+}
+
+Tensor Convolution(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, SymIntArrayRef stride,
+                   SymIntArrayRef padding, SymIntArrayRef dilation, bool transposed, SymIntArrayRef output_padding,
+                   SymInt groups) {
+  const auto aten = [&] {
+    return at::compositeexplicitautograd::convolution_symint(x, w, bias, stride, padding, dilation, transposed,
+                                                             output_padding, groups);
+  };
+  return Forward(aten, x, w, bias, stride, padding, dilation, transposed, output_padding, groups);
+}
+
+// aten::_convolution, which graphs of torch.jit.trace call.
+Tensor TracedConvolution(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, SymIntArrayRef stride,
+                         SymIntArrayRef padding, SymIntArrayRef dilation, bool transposed,
+                         SymIntArrayRef output_padding, SymInt groups, bool benchmark, bool deterministic,
+                         bool cudnn_enabled, bool allow_tf32) {
+  const auto aten = [&] {
+    return at::compositeexplicitautograd::_convolution_symint(x, w, bias, stride, padding, dilation, transposed,
+                                                              output_padding, groups, benchmark, deterministic,
+                                                              cudnn_enabled, allow_tf32);
+  };
+  return Forward(aten, x, w, bias, stride, padding, dilation, transposed, output_padding, groups);
 }
 
 Gradients ConvolutionBackward(const Tensor& grad, const Tensor& x, const Tensor& w,
@@ -140,22 +172,22 @@ Gradients ConvolutionBackward(const Tensor& grad, const Tensor& x, const Tensor&
     return at::compositeexplicitautograd::convolution_backward_symint(grad, x, w, bias_sizes, stride, padding, dilation,
                                                                       transposed, output_padding, groups, wanted);
   };
-  if (bypassing > 0) return aten();
+  if (bypassing > 0 || IsTraced()) return aten();
   Description call(true);
   for (const Tensor& tensor : {grad, x, w}) call.Add(tensor);
   for (const SymIntArrayRef& numbers : {stride, padding, dilation, output_padding}) call.Add(numbers);
   call.Add(groups.expect_int() * 2 + transposed);
   call.Add(wanted[0] + wanted[1] * 2 + wanted[2] * 4);
   const Place place = call.Hash();
-  if (place.PassesThrough()) return aten();
+  if (place.PassesThrough()) return Bypassing(aten);
   using Planned = std::tuple<Tensor, Tensor, Tensor, bool>(
       const Tensor&, const Tensor&, const Tensor&, at::OptionalSymIntArrayRef, SymIntArrayRef, SymIntArrayRef,
       SymIntArrayRef, bool, SymIntArrayRef, SymInt, std::array<bool, 3>);
   static const auto planned =
       c10::Dispatcher::singleton().findSchemaOrThrow("polyconv::_convolution_backward", "").typed<Planned>();
-  const Bypass bypass;
-  auto [dx, dw, db, is_atens] = planned.call(grad, x, w, bias_sizes, stride, padding, dilation, transposed,
-                                             output_padding, std::move(groups), wanted);
+  auto [dx, dw, db, is_atens] = Bypassing([&] {
+    return planned.call(grad, x, w, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, wanted);
+  });
   if (is_atens) place.Remember();
   return {dx, dw, db};
 }
@@ -185,6 +217,7 @@ void Register(bool on, bool cuda) {
     if (key == c10::DispatchKey::CUDA && !cuda) continue;
     libraries.push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__));
     libraries.back()->impl("convolution", TORCH_FN(Convolution));
+    libraries.back()->impl("_convolution", TORCH_FN(TracedConvolution));
     libraries.back()->impl("convolution_backward", TORCH_FN(ConvolutionBackward));
   }
 }

@@ -1,9 +1,10 @@
 """``enable`` and ``disable``: polyconv in place of ATen's convolution, for every caller in the process.
 
-``aten::convolution`` and ``aten::convolution_backward`` get kernels for the CPU and CUDA, below autograd, autocast,
-``torch.func`` and modes, all of which stay PyTorch's. Native code (``csrc/runtime``) knows the calls that are planned
-as ATen's, and passes them through; the others come to the operators of this module. The native module fits one version
-of torch. On others the kernels are registered from Python, and a passthrough takes some 16 microseconds more.
+``aten::convolution``, its backward, and ``aten::_convolution``, which graphs of ``torch.jit.trace`` call, get kernels
+for the CPU and CUDA, below autograd, autocast, ``torch.func`` and modes, all of which stay PyTorch's. Native code
+(``csrc/runtime``) knows the calls that are planned as ATen's, and passes them through; the others come to the operators
+of this module. The native module fits one version of torch. On others the kernels are registered from Python, and a
+passthrough takes some 16 microseconds more.
 """
 
 from __future__ import annotations
@@ -169,6 +170,7 @@ def _register_in_python() -> Callable[[], None]:
         warnings.filterwarnings("ignore", message=r"(?s).*Overriding a previously registered kernel")
         for key in ("CPU", "CUDA") if torch.cuda.is_available() else ("CPU",):
             ours.impl("convolution", partial(_kernel, _ATEN, _convolution), key)
+            ours.impl("_convolution", partial(_kernel, torch.ops.aten._convolution.default, _traced_convolution), key)
             ours.impl("convolution_backward", partial(_kernel, _ATEN_BACKWARD, _convolution_backward), key)
     bypass_with(_bypassing)
 
@@ -186,7 +188,7 @@ _NO_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
 
 
 def _kernel(op: Any, run: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
-    if _bypassed.depth:
+    if _bypassed.depth or torch._C._get_tracing_state() is not None:
         return op.redispatch(_NO_KEY, *arguments)
     *result, _ = _bypassing(run, *arguments)
     return result[0] if len(result) == 1 else tuple(result)
@@ -213,6 +215,11 @@ def _convolution(x: Tensor, w: Tensor, bias: Tensor | None, *args: Any) -> tuple
     return (compute_dgrad if arguments.transposed else compute_fprop)(found, x, w, bias, None), False
 
 
+def _traced_convolution(*args: Any) -> tuple[Tensor, bool]:
+    """``aten::_convolution``, which graphs of ``torch.jit.trace`` call: the same with four flags of cuDNN."""
+    return _convolution(*args[:-4])
+
+
 def _convolution_backward(
     grad: Tensor, x: Tensor, w: Tensor, bias_sizes: Sequence[int] | None, *args: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, bool]:
@@ -227,9 +234,7 @@ def _convolution_backward(
     if any(rest):
         dx, dw, db = _ATEN_BACKWARD(grad, x, w, bias_sizes, *arguments, rest)
     if for_x is not None:
-        dx = (
-            compute_fprop(for_x, grad, w, None, None) if arguments.transposed else compute_dgrad(for_x, grad, w, None)
-        )
+        dx = compute_fprop(for_x, grad, w, None, None) if arguments.transposed else compute_dgrad(for_x, grad, w, None)
     if for_w is not None:
         dw, db = compute_wgrad(for_w, *((x, grad) if arguments.transposed else (grad, x)))
         if wanted[2] and arguments.transposed:
@@ -258,14 +263,14 @@ def _planned(
     key = number, plan, described, one.dtype, one.device, bias is None, *listed, how
     found = _plans[key]
     if found is None:
-        takes = all((each.dtype, each.device) == (one.dtype, one.device) for each in others)
-        found = (plan(*tensors, bias, arguments, *how) if takes and _takes(*tensors[-2:], arguments) else None,)
+        alike = all((each.dtype, each.device) == (one.dtype, one.device) for each in others)
+        found = (plan(*tensors, bias, arguments, *how) if alike and takes(*tensors[-2:], arguments) else None,)
         if state_version.current() == number:
             _plans.put(key, found)
     return found[0]
 
 
-def _takes(x: Tensor, w: Tensor, arguments: Arguments) -> bool:
+def takes(x: Tensor, w: Tensor, arguments: Arguments) -> bool:
     """Whether polyconv computes what ATen does. Errors are left to ATen."""
     rank = w.dim() - 2
     per_axis = arguments.stride, arguments.padding, arguments.dilation, arguments.output_padding
@@ -279,7 +284,7 @@ def _takes(x: Tensor, w: Tensor, arguments: Arguments) -> bool:
     return all(0 <= added < limit for added, limit in zip(arguments.output_padding, most, strict=True))
 
 
-def _settled(x: Tensor, w: Tensor, bias: Tensor | None, arguments: Arguments) -> tuple[Geometry, Layout | None]:
+def settled(x: Tensor, w: Tensor, bias: Tensor | None, arguments: Arguments) -> tuple[Geometry, Layout | None]:
     """Geometry of the call; of a transposed one also the layout of its output."""
     stride, padding, dilation, transposed, output_padding, groups = arguments
     if transposed:
@@ -294,10 +299,10 @@ def _plan_forward(
     x: Tensor, w: Tensor, bias: Tensor | None, arguments: Arguments, inference: bool, frozen: bool
 ) -> Call | None:
     if x.is_cuda:
-        _tell_of_tf32(x.device)
+        tell_of_tf32(x.device)
     try:
         channels_last = _is_channels_last(x, w, bias, None, arguments)
-        geometry, layout = _settled(x, w, bias, arguments)
+        geometry, layout = settled(x, w, bias, arguments)
         if layout is not None:
             described = dgrad_problem, describe_dgrad(x, w, layout, bias, geometry)
         else:
@@ -317,7 +322,7 @@ def _plan_backward(
     calls: list[Call | None] = [None, None]
     try:
         last = _is_channels_last(x, w, None, [grad.shape[1]] if wanted[2] else None, arguments)
-        geometry, _layout = _settled(x, w, None, arguments)
+        geometry, _layout = settled(x, w, None, arguments)
         if wanted[0] and arguments.transposed:
             forward = describe_fprop(grad, w, None, None, "none", False, geometry)
             if fprop_problem(*forward)[1][1] == last:
@@ -343,11 +348,6 @@ def _is_channels_last(
     backend = private._select_conv_backend(x, w, bias, *arguments, bias_sizes)
     found = private._conv_determine_backend_memory_format(x, w, backend)
     return bool(found == CHANNELS_LAST[w.dim()])
-
-
-@lru_cache(maxsize=64)
-def _tell_of_tf32(device: torch.device) -> None:
-    tell_of_tf32(device)
 
 
 def tell_of_tf32(device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""ATen's own convolutions while :func:`polyconv.enable` overrides them: polyconv's fallback, its references and rivals."""
+"""ATen's own convolutions while :func:`polyconv.enable` overrides them, for polyconv's fallback and references."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ _call: Callable[..., Any] | None = None
 def bypassing(function: Callable[..., T], *arguments: Any) -> T:
     """Call a function whose convolutions in this thread are ATen's, override or not."""
     return function(*arguments) if _call is None else _call(function, *arguments)
+
+
+def is_overridden() -> bool:
+    return _call is not None
 
 
 def bypass_with(call: Callable[..., Any] | None) -> None:
