@@ -283,8 +283,7 @@ def _transposed_call(
 def _overridden_call(name: str, x: Tensor, w: Tensor, bias: Tensor | None, arguments: Arguments, y: Tensor) -> _Call:
     """A call of ATen's convolution: polyconv's while :func:`polyconv.enable` is in force."""
     if not is_enabled():
-        note = "PyTorch's own convolution runs: this is not one of polyconv's modules"
-        return _Call(name, x.device, note=f"{note}, and polyconv.enable() is not in force")
+        return _Call(name, x.device, note="PyTorch's own convolution runs: this is not one of polyconv's modules")
     if not takes(x, w, arguments):
         return _Call(name, x.device, note="PyTorch's own convolution runs: polyconv.enable() leaves such tensors to it")
     geometry, layout = settled(x, w, bias, arguments)
