@@ -6,12 +6,14 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import polyconv
 from polyconv.autotune import preferences
@@ -392,3 +394,25 @@ def test_explain_names_the_override() -> None:
         assert len(transposed.passes) == 3
         assert "forward of the transposed convolution" in str(transposed)
         assert "leaves such tensors to it" in str(polyconv.explain(net[0], (0, 8, 12, 12)))
+
+
+def test_distributed_data_parallel(tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        net, x = nn.Conv2d(8, 16, 3), torch.randn(2, 8, 12, 12)
+        expected = outputs(net, x.requires_grad_())
+        wrapped = nn.parallel.DistributedDataParallel(net)
+        run = lambda: outputs(wrapped, x)  # noqa: E731
+        with enabled_without_aten(run):
+            for one, other in zip(run(), expected, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_fake_tensors_never_come_to_the_kernels() -> None:
+    with polyconv.enable(), FakeTensorMode(), preferences.watched() as seen:
+        y = F.conv2d(torch.empty(2, 8, 12, 13, requires_grad=True), torch.empty(16, 8, 3, 3), padding=1)
+        y.sum().backward()
+    assert y.shape == (2, 16, 12, 13)
+    assert not seen

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..arguments import CHANNELS_LAST, Geometry, normalise
 from ..lowering.epilogue import summed_per_channel
+from ..problem import Problem
 from ..runtime import state_version
 from ..runtime.bypass import bypass_with
 from ..runtime.frozen_weights import frozen_marks
@@ -264,7 +265,9 @@ def _planned(
     found = _plans[key]
     if found is None:
         alike = all((each.dtype, each.device) == (one.dtype, one.device) for each in others)
-        found = (plan(*tensors, bias, arguments, *how) if alike and takes(*tensors[-2:], arguments) else None,)
+        found = (
+            plan(*tensors, bias, arguments, *how) if alike and takes(tensors[-2], tensors[-1], arguments) else None,
+        )
         if state_version.current() == number:
             _plans.put(key, found)
     return found[0]
@@ -291,8 +294,8 @@ def settled(x: Tensor, w: Tensor, bias: Tensor | None, arguments: Arguments) -> 
         given = tuple(stride), tuple(padding), tuple(output_padding), groups, tuple(dilation), None
         settled, layout = transposed_layout(w.dim() - 2, x, w, bias, *given)
         return geometry_of(*settled), layout
-    given = tuple(stride), tuple(padding), tuple(dilation), groups, "zeros", None
-    return geometry_of(*normalise(w.shape[2:], *given, rank=w.dim() - 2)), None
+    moves = tuple(stride), tuple(padding), tuple(dilation)
+    return geometry_of(*normalise(w.shape[2:], *moves, groups, "zeros", None, rank=w.dim() - 2)), None
 
 
 def _plan_forward(
@@ -303,6 +306,7 @@ def _plan_forward(
     try:
         channels_last = _is_channels_last(x, w, bias, None, arguments)
         geometry, layout = settled(x, w, bias, arguments)
+        described: tuple[Callable[..., tuple[Problem, Layout]], tuple[Any, ...]]
         if layout is not None:
             described = dgrad_problem, describe_dgrad(x, w, layout, bias, geometry)
         else:

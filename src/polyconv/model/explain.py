@@ -225,7 +225,7 @@ class _Recorder(DispatchRecorder):
             self.calls.append(_transposed_call(self._name(args, TRANSPOSED), *args, y=result))
         elif func is torch.ops.aten.convolution.default:
             name = self._name(args, TRANSPOSED if args[6] else FORWARD)
-            self.calls.append(_overridden_call(name, *args[:3], Arguments(*args[3:]), y=result))
+            self.calls.append(_overridden_call(name, args[:3], Arguments(*args[3:]), result))
 
     def _name(self, args: Sequence[Any], ops: Mapping[int, Op] = FORWARD) -> str:
         return self.stack[-1] if self.stack else ops[args[1].dim() - 2].name
@@ -280,8 +280,9 @@ def _transposed_call(
     return _Call(name, x.device, tuple(problems), "\n".join(notes), transposed=True)
 
 
-def _overridden_call(name: str, x: Tensor, w: Tensor, bias: Tensor | None, arguments: Arguments, y: Tensor) -> _Call:
+def _overridden_call(name: str, tensors: Sequence[Any], arguments: Arguments, y: Tensor) -> _Call:
     """A call of ATen's convolution: polyconv's while :func:`polyconv.enable` is in force."""
+    x, w, bias = tensors
     if not is_enabled():
         return _Call(name, x.device, note="PyTorch's own convolution runs: this is not one of polyconv's modules")
     if not takes(x, w, arguments):

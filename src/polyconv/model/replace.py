@@ -9,7 +9,6 @@ from __future__ import annotations
 import copyreg
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import torch
@@ -106,7 +105,13 @@ def _ours(kind: Class) -> Class | None:
     """The class of polyconv's for one of torch's or a subclass; None for any other class."""
     if kind in _OURS or not issubclass(kind, TORCHS) or issubclass(kind, Convolution):
         return _OURS.get(kind)
-    return _subclass_of_both(kind)
+    if kind not in _of_both:
+        _of_both.setdefault(kind, _subclass_of_both(kind))
+    return _of_both[kind]
+
+
+_of_both: dict[Class, Class] = {}
+"""Subclass of torch's module -> its class of :func:`_subclass_of_both`: one, so that copies have it as well."""
 
 
 def _torchs(kind: Class) -> Class | None:
@@ -123,7 +128,6 @@ def _torch_base(kind: Class) -> Class:
     return next(each for each in kind.__mro__ if each in _OURS)
 
 
-@cache
 def _subclass_of_both(kind: Class) -> Class:
     """A subclass of a subclass of torch's module and of polyconv's counterpart. Methods of the first come first."""
 
@@ -141,7 +145,7 @@ def _subclass_of_both(kind: Class) -> Class:
 
 def _new_of_both(kind: Class, *arguments: Any) -> Any:
     """Unpickle a module of a class made by :func:`_subclass_of_both`, which no module of Python has."""
-    made = _subclass_of_both(kind)
+    made: Any = _ours(kind)
     return made.__new__(made, *arguments)
 
 
