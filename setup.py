@@ -1,7 +1,7 @@
 """Everything about the package is in pyproject.toml; this adds the native parts to a wheel.
 
-These are the CPU kernels; what launches the kernels of a GPU, for which nothing of CUDA need be installed; and the way
-of a module to PyTorch's convolution.
+These are the CPU kernels; what launches the kernels of a GPU, for which nothing of CUDA need be installed; the way of a
+module to PyTorch's convolution; and the override of that, which serves only the torch version that it is built with.
 
 They are built by csrc/build.py, as they are for development, where an x86-64 machine has a C++20 compiler, Highway's
 headers (Debian: libhwy-dev) and torch:

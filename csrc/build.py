@@ -2,9 +2,10 @@
 
 Modules, as an editable installation imports them: ``src/polyconv/cpu/_native.abi3.so``, the CPU kernels;
 ``src/polyconv/cuda/_native.abi3.so``, which launches GPU kernels and is built without CUDA;
-``src/polyconv/dispatch/_native.abi3.so``, the passthrough cache. Builds with cycle counters or sanitizers
-(``csrc/sanitize.py``) stay in the build folder. A source is compiled again if it, a header that it includes, or the
-command changed. File times do not matter, so objects survive a change of branch and serve copies of the sources.
+``src/polyconv/dispatch/_native.abi3.so``, the passthrough cache; ``src/polyconv/runtime/_native.abi3.so``, the override
+of ATen's convolution. Builds with cycle counters or sanitizers (``csrc/sanitize.py``) stay in the build folder. A
+source is compiled again if it, a header that it includes, or the command changed. File times do not matter, so objects
+survive a change of branch and serve copies of the sources.
 
     POLYCONV_BUILD_DIR  folder of the objects; build/ beside csrc/ by default
     MAX_JOBS            number of parallel compilers; the number of cores by default
@@ -27,8 +28,12 @@ import torch
 from torch.utils.cpp_extension import include_paths
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = ("cpu", "cuda", "dispatch")
+PARTS = ("cpu", "cuda", "dispatch", "runtime")
 """Folders in csrc/, each the source of one module in the package's folder of that name."""
+STABLE = "-DTORCH_TARGET_VERSION=0x020b000000000000"
+"""torch's stable interface, which later versions of torch have as well."""
+WITH_TORCH = {"cpu": STABLE, "runtime": ""}
+"""Parts that call torch, and the interface that they keep to: "runtime" serves only the torch that it is built with."""
 LARGE = ("tile_lanes", "channel_lanes")
 """Folders whose sources compile longest: many schemes, for each instruction set."""
 BOUNDARIES = "-Wa,-mbranches-within-32B-boundaries"
@@ -48,7 +53,6 @@ FLAGS = [
     "-Wno-missing-field-initializers",
     BOUNDARIES,
     "-DPy_LIMITED_API=0x030a0000",
-    "-DTORCH_TARGET_VERSION=0x020b000000000000",
 ]
 
 COUNTERS = "counters"
@@ -78,7 +82,7 @@ def build(part: str = "cpu", module: Path | None = None, variant: str | None = N
     module.parent.mkdir(parents=True, exist_ok=True)
     # The module names torch's libraries without a path: torch is imported first and has loaded them. --as-needed drops
     # unused libraries, which is not every linker's default.
-    libraries = [f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_cpu", "-lc10"] if part == "cpu" else []
+    libraries = [f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_cpu", "-lc10"] if part in WITH_TORCH else []
     linked = [str(_object(objects, source)) for source in sources]
     command = [compiler(), *more_flags, "-shared", "-Wl,--as-needed", "-o", str(module), *linked, *libraries]
     subprocess.run(command, check=True)
@@ -93,10 +97,10 @@ def _takes(flag: str) -> bool:
 
 
 def _compile(part: str, sources: list[Path], objects: Path, more_flags: list[str]) -> None:
-    folders = [*(include_paths() if part == "cpu" else []), sysconfig.get_paths()["include"]]
+    folders = [*(include_paths() if part in WITH_TORCH else []), sysconfig.get_paths()["include"]]
     includes = [f"-isystem{Path(folder).resolve()}" for folder in folders]
     # Our own paths are relative: they enter the objects, which must not depend on the folder of the sources.
-    flags = [flag for flag in FLAGS if flag != BOUNDARIES or _takes(flag)]
+    flags = [flag for flag in (*FLAGS, WITH_TORCH.get(part)) if flag and (flag != BOUNDARIES or _takes(flag))]
     command = [compiler(), *flags, *more_flags, *includes, "-iquote", str(Path("csrc", part)), "-c"]
 
     def compile_one(source: Path) -> bool:

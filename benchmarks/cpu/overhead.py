@@ -2,9 +2,10 @@
 
 The time of ``polyconv.conv2d`` over that of ``torch.nn.functional.conv2d`` on a tensor of one element (with an epilogue
 of ours, still over torch's convolution alone); that of ``polyconv.Conv2d`` over ``torch.nn.Conv2d`` where PyTorch's
-kernel is the plan of every pass; and the processor time to import polyconv once torch is imported, and that of the
-first call of a process, PyTorch's beside it. All are the best of many short runs in turn, so that a busy machine shows
-as little as possible; ``torch.nn.Conv2d`` against another one like it shows how much it still shows.
+kernel is the plan of every pass; that of ``torch.nn.Conv2d`` with ``polyconv.enable()`` likewise; and the processor
+time to import polyconv once torch is imported, and that of the first call of a process, PyTorch's beside it. All are
+the best of many short runs in turn, so that a busy machine shows as little as possible; ``torch.nn.Conv2d`` against
+another one like it shows how much it still shows.
 """
 
 from __future__ import annotations
@@ -136,6 +137,25 @@ def module_overhead() -> dict[str, dict[str, float]]:
     return found
 
 
+def enabled_overhead() -> dict[str, dict[str, float]]:
+    """Likewise for a module of torch's with and without ``polyconv.enable()``."""
+    x, module = torch.randn(1, 16, 1, 1), torch.nn.Conv2d(16, 4, 1)
+    modes: dict[str, tuple[Callable[[], AbstractContextManager[object]], Callable[[], object]]] = {
+        "enabled, inference": (torch.inference_mode, lambda: module(x)),
+        "enabled, with backward": (torch.enable_grad, lambda: module(x).sum().backward()),
+    }
+    found: dict[str, dict[str, float]] = {}
+    for name, (mode, run) in modes.items():
+        off = on = float("inf")
+        with mode(), _pytorchs_kernel(polyconv.Conv2d(16, 4, 1), x):
+            for _ in range(10):
+                off = min(off, *best_us([run], rounds=20))
+                with polyconv.enable():
+                    on = min(on, *best_us([run], rounds=20))
+        found[name] = {"torch_us": off, "ours_us": on, "over_us": on - off}
+    return found
+
+
 def _pytorchs_kernel(module: torch.nn.Module, x: torch.Tensor) -> preferences.Forced:
     """Make ATen the plan of every pass of a module, in inference and in training."""
     backend = backend_for(x.device)
@@ -166,7 +186,7 @@ if __name__ == "__main__":
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    calls, cold = {**call_overhead(), **module_overhead()}, fresh_ms(IMPORT)
+    calls, cold = {**call_overhead(), **module_overhead(), **enabled_overhead()}, fresh_ms(IMPORT)
     first = {name: fresh_ms(FIRST_CALL.format(name)) for name in ("torch.nn", "polyconv")}
     if arguments.json:
         print(json.dumps({"calls": calls, "import_ms": cold, "first_call_ms": first}, indent=2))

@@ -8,7 +8,16 @@ import polyconv
 
 GROUPS = {
     "Convolution": ("conv2d", "Conv2d", "LazyConv2d"),
-    "Existing models": ("replace", "restore", "Replacement", "optimize", "OptimizationReport"),
+    "Existing models": (
+        "replace",
+        "restore",
+        "Replacement",
+        "enable",
+        "disable",
+        "Enabling",
+        "optimize",
+        "OptimizationReport",
+    ),
     "Choices that are measured": ("benchmark", "save_benchmark"),
     "What would run": ("explain", "Explanation"),
     "Before the first step": ("warmup", "Warmup"),

@@ -2,13 +2,15 @@
 
     print(polyconv.replace(model))      # replaced 53 of 53 convolutions
 
-or :class:`polyconv.Conv2d` and :func:`polyconv.conv2d` in place of torch's. Importing the package only defines names:
-nothing is compiled, no file is touched and CUDA is not initialised until a convolution runs.
+or :func:`polyconv.enable` for every convolution of the process, or :class:`polyconv.Conv2d` and :func:`polyconv.conv2d`
+in place of torch's. Importing the package only defines names: nothing is compiled, no file is touched and CUDA is not
+initialised until a convolution runs.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .dispatch.override import Enabling, disable, enable
 from .functional import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from .model.freeze import Freezing, freeze, unfreeze
 from .model.replace import Replacement, replace, restore
@@ -57,6 +59,7 @@ __all__ = [
     "ConvTranspose1d",
     "ConvTranspose2d",
     "ConvTranspose3d",
+    "Enabling",
     "Explanation",
     "Freezing",
     "LazyConv1d",
@@ -78,6 +81,8 @@ __all__ = [
     "conv_transpose1d",
     "conv_transpose2d",
     "conv_transpose3d",
+    "disable",
+    "enable",
     "explain",
     "freeze",
     "optimize",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import io
+import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -178,3 +181,101 @@ def test_optimiser_keeps_working() -> None:
     net(torch.randn(1, 3, 6, 6)).sum().backward()
     optimiser.step()
     assert not torch.equal(net.weight, before)
+
+
+class Named(nn.Conv2d):
+    """A subclass that adds to a convolution, but overrides neither forward nor _conv_forward."""
+
+    def __init__(self, *args: Any, label: str = "", **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.label = label
+
+    def extra_repr(self) -> str:
+        return f"{self.label}: {super().extra_repr()}"
+
+
+class OwnActivation(nn.Conv2d):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.activation = nn.ReLU()
+
+
+class Upsampling(nn.ConvTranspose1d):
+    pass
+
+
+class OwnLazy(nn.LazyConv2d):
+    pass
+
+
+def test_subclasses_keep_their_methods() -> None:
+    net = nn.Sequential(Named(3, 8, 3, label="stem"), nn.utils.parametrizations.weight_norm(Named(8, 8, 3)))
+    up = Upsampling(4, 4, 2)
+    before, state, x = copy.deepcopy(net), net.state_dict(), torch.randn(2, 3, 9, 9)
+    kinds = [type(each) for each in net]
+    assert polyconv.replace(net).count == 2
+    assert polyconv.replace(up).count == 1
+    assert isinstance(up, Upsampling)
+    assert isinstance(up, polyconv.ConvTranspose1d)
+    assert isinstance(net[0], Named)
+    assert isinstance(net[0], polyconv.Conv2d)
+    assert type(net[0]).forward is polyconv.Conv2d.forward
+    assert repr(net) == repr(before)
+    assert net.state_dict().keys() == state.keys()
+    torch.testing.assert_close(net(x), before(x))
+    assert polyconv.replace(net).total == 0
+    assert str(polyconv.restore(net)) == "restored 2 of 2 convolutions"
+    assert type(net[0]) is kinds[0]
+    assert type(net[1]).__mro__[1:] == kinds[1].__mro__[1:]
+    assert torch.equal(net(x), before(x))
+
+
+def test_swapped_subclasses_are_copied_and_pickled() -> None:
+    net = nn.Sequential(Named(3, 8, 3, label="stem"))
+    polyconv.replace(net)
+    x = torch.randn(1, 3, 9, 9)
+    file = io.BytesIO()
+    torch.save(net, file)
+    file.seek(0)
+    for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net)), torch.load(file, weights_only=False)):
+        assert type(other[0]) is type(net[0])
+        assert other[0].label == "stem"
+        assert torch.equal(other(x), net(x))
+        polyconv.restore(other)
+        assert type(other[0]) is Named
+
+
+def test_a_local_subclass_cannot_be_pickled_as_before() -> None:
+    class Local(nn.Conv2d):
+        pass
+
+    conv = Local(3, 4, 3)
+    assert polyconv.replace(conv).count == 1
+    with pytest.raises((AttributeError, pickle.PicklingError), match="Local"):
+        pickle.dumps(conv)
+
+
+def test_subclasses_that_do_more_are_left_alone() -> None:
+    own = nn.Conv2d(3, 4, 3)
+    wrapped = Named(3, 4, 3)
+    wrapped._conv_forward = own._conv_forward  # type: ignore[method-assign]
+    why = polyconv.replace(nn.ModuleList([Standardised(3, 4, 3), OwnActivation(3, 4, 3), OwnLazy(4, 3), wrapped]))
+    assert why.count == 0
+    reasons = "overrides forward", "an attribute activation", "another class at its first input", "_conv_forward"
+    for words, reason in zip(reasons, why.left_alone.values(), strict=True):
+        assert words in reason
+    assert "polyconv.enable() reaches it" in why.left_alone["0"]
+
+
+def test_filter() -> None:
+    net, asked = model(), []
+
+    def wanted(module: nn.Module, name: str) -> bool:
+        asked.append((name, type(module)))
+        return isinstance(module, nn.Conv2d) and name != "0"
+
+    result = polyconv.replace(net, filter_fn=wanted)
+    assert asked == [("0", nn.Conv2d), ("2.0", nn.Conv2d), ("2.2", nn.Conv1d), ("3", nn.ConvTranspose2d)]
+    assert result.left_alone == dict.fromkeys(("0", "2.2", "3"), "filter_fn excludes it")
+    assert str(result).startswith("replaced 1 of 4 convolutions")
+    assert type(net[2][0]) is polyconv.Conv2d

@@ -42,8 +42,9 @@ NEVER_PACKED = ("*.so", "*.o", "*.d", "*.key", "*.pyc", "*.cubin", "*.ptx", "*.p
 KERNELS = "polyconv/cpu/_native.abi3.so"
 """The CPU kernels, in the wheel that has them."""
 
-MODULES = (KERNELS, "polyconv/cuda/_native.abi3.so", "polyconv/dispatch/_native.abi3.so")
-"""Also the modules that launch GPU kernels and that call ATen: they need nothing of torch or CUDA from the loader."""
+MODULES = (KERNELS, *(f"polyconv/{part}/_native.abi3.so" for part in ("cuda", "dispatch", "runtime")))
+"""Also the modules that launch GPU kernels and call ATen, which need nothing of torch or CUDA from the loader, and the
+override of ATen's convolution, which does."""
 
 LIBRARIES = frozenset(
     {

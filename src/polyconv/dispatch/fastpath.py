@@ -20,7 +20,7 @@ from torch.autograd.function import _SingleLevelFunction
 
 from ..activation import Activation
 from ..arguments import Geometry, activation_name, normalise, per_axis, suggests_channels_last
-from ..lowering.aten import backward_arguments
+from ..lowering.aten import backward_arguments, gradients
 from ..lowering.epilogue import apply_epilogue, summed_per_channel
 from ..problem import Problem, dense_strides
 from ..runtime import state_version
@@ -246,7 +246,7 @@ class GuardedCall(Call):
                 self.backwards.put(key, found)
         dx = dw = db = None
         if found.aten_arguments is not None:
-            dx, dw, db = torch.ops.aten.convolution_backward(grad, x, w, *found.aten_arguments)
+            dx, dw, db = gradients(grad, x, w, *found.aten_arguments)
         if found.dgrad is not None:
             dx = compute_dgrad(found.dgrad, grad, w, None)
         if found.wgrad is not None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .. import settings
 from ..arguments import Geometry
 from ..autotune import online, preferences
 from ..backend import Backend, Run, backend_for, backend_name
@@ -18,6 +19,7 @@ from ..lowering.lower import lower
 from ..lowering.signal import Signal
 from ..problem import Problem, dense_strides
 from ..runtime import state_version
+from ..runtime.bypass import is_overridden
 from ..runtime.scopes import Scope, ScopeStack
 from ..util.lru import LruTable
 from .operands import Layout, empty
@@ -111,7 +113,9 @@ def prepare(problem: Problem, device: torch.device, *, inference: bool, gradient
     observers = [entry.value for entry in _observers.entries]
     if observers:
         return Prepared(partial(_run_and_tell, observers, Ran(problem, inference, backend, {}), run), False)
-    if not settled or preferences.are_watched() or not plan.passthrough:
+    # The override of ATen's convolution would plan it again, with the tolerance of the settings.
+    planned_again = is_overridden() and problem.tolerance != settings.current().tolerance
+    if not settled or preferences.are_watched() or not plan.passthrough or planned_again:
         return Prepared(run, False)
     return Prepared(run, all(preferences.plan(backend, each).passthrough for each in gradients))
 

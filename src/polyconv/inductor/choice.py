@@ -23,6 +23,7 @@ from ..autotune.tuning_file import Entry, Tuning, TuningError, update
 from ..cpu import native, planner
 from ..cpu.engines import aten, reference
 from ..cpu.plan import CpuCandidate
+from ..runtime.bypass import bypassing
 from ..runtime.warn_once import warn_once
 from ..selection import Preference
 from ..tuning_key import Environment, problem_key
@@ -189,7 +190,7 @@ def _onednn(layer: Layer, x: Tensor, residual: Tensor | None) -> Callable[[], An
     if not w.is_mkldnn:
         plain = torch.ops.aten.convolution.default
         moves: tuple[Any, ...] = (layer.stride, layer.padding, layer.dilation, False, (0, 0), layer.groups)
-        return lambda: then(plain(x, w, bias, *moves).add_(0.0 if residual is None else residual))
+        return lambda: then(bypassing(plain, x, w, bias, *moves).add_(0.0 if residual is None else residual))
     operators, moves = (
         torch.ops.mkldnn._convolution_pointwise,
         (layer.padding, layer.stride, layer.dilation, layer.groups),

@@ -9,11 +9,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..runtime.bypass import bypassing
+
 if TYPE_CHECKING:
     from ..problem import Problem
 
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-"""ATen's convolution by rank."""
+"""ATen's convolution by rank, or its override by :func:`polyconv.enable`."""
+
+
+def convolution(x: Tensor, *arguments: Any) -> Tensor:
+    """ATen's convolution of any rank, never its override."""
+    return bypassing(CONVOLUTIONS[x.dim() - 2], x, *arguments)
 
 
 def convolution_backward(
@@ -21,7 +28,12 @@ def convolution_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """ATen's gradients of input, weight and bias, as far as ``wanted``; ``padded``: x includes its padding."""
     arguments = backward_arguments(problem, wanted, padded)
-    result: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(dy, x, w, *arguments)
+    return gradients(dy, x, w, *arguments)
+
+
+def gradients(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """``aten::convolution_backward``, never its override."""
+    result: tuple[Tensor, Tensor, Tensor] = bypassing(torch.ops.aten.convolution_backward, *arguments)
     return result
 
 

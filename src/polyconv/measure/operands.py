@@ -19,7 +19,7 @@ from ..arguments import CHANNELS_LAST as CHANNELS_LAST_OF
 from ..arguments import Geometry
 from ..cpu.engines import aten
 from ..cpu.engines.aten import takes_padding
-from ..lowering.aten import CONVOLUTIONS, convolution_backward
+from ..lowering.aten import convolution, convolution_backward
 from ..lowering.signal import HEIGHT, as_image
 from ..lowering.volume_sum import result_shape
 from ..nn import OURS as OF_TORCHS
@@ -188,9 +188,9 @@ def pytorch(problem: Problem, operands: Operands) -> Call:
     x, w, bias, dy = operands.x, operands.w, operands.bias, operands.dy
     if not takes_padding(problem):
         return _padded(problem, operands)
-    padding, convolve = problem.padding[::2], CONVOLUTIONS[problem.rank]
+    padding = problem.padding[::2]
     if problem.kind is Pass.FPROP:
-        return lambda: convolve(x, w, bias, problem.stride, padding, problem.dilation, problem.groups)
+        return lambda: convolution(x, w, bias, problem.stride, padding, problem.dilation, problem.groups)
     assert dy is not None  # both gradients read it
     if problem.kind is Pass.DGRAD:
         return lambda: convolution_backward(problem, dy, x, w, (True, False, False))[0]

@@ -21,6 +21,7 @@ from ..arguments import suggests_channels_last
 from ..autotune import preferences
 from ..backend import Backend, backend_for, backend_name
 from ..dispatch.op import FORWARD, TRANSPOSED, Op
+from ..dispatch.override import Arguments, is_enabled, settled, takes
 from ..lowering.lower import lower, lowered
 from ..numerics.known_weights import in_words
 from ..problem import Pass, Problem, Strides, dense_strides
@@ -224,9 +225,8 @@ class _Recorder(DispatchRecorder):
         elif func is dispatch.dgrad:
             self.calls.append(_transposed_call(self._name(args, TRANSPOSED), *args, y=result))
         elif func is torch.ops.aten.convolution.default:
-            note = "PyTorch's own convolution runs: this is not one of polyconv's modules"
             name = self._name(args, TRANSPOSED if args[6] else FORWARD)
-            self.calls.append(_Call(name, args[0].device, note=note))
+            self.calls.append(_overridden_call(name, args[:3], Arguments(*args[3:]), result))
 
     def _name(self, args: Sequence[Any], ops: Mapping[int, Op] = FORWARD) -> str:
         return self.stack[-1] if self.stack else ops[args[1].dim() - 2].name
@@ -280,6 +280,21 @@ def _transposed_call(
     if bias is not None:
         notes.append("where a kernel of polyconv's runs, the bias is added to its output afterwards")
     return _Call(name, x.device, tuple(problems), "\n".join(notes), transposed=True)
+
+
+def _overridden_call(name: str, tensors: Sequence[Any], arguments: Arguments, y: Tensor) -> _Call:
+    """A call of ATen's convolution: polyconv's while :func:`polyconv.enable` is in force."""
+    x, w, bias = tensors
+    if not is_enabled():
+        return _Call(name, x.device, note="PyTorch's own convolution runs: this is not one of polyconv's modules")
+    if not takes(x, w, arguments):
+        return _Call(name, x.device, note="PyTorch's own convolution runs: polyconv.enable() leaves such tensors to it")
+    geometry, layout = settled(x, w, bias, arguments)
+    if layout is None:
+        call = _call(name, x, w, bias, *geometry, y=y)
+    else:
+        call = _transposed_call(name, x, w, *layout, *geometry, bias, y=y)
+    return replace(call, note="\n".join(filter(None, (call.note, "called by polyconv.enable()"))))
 
 
 OF_TRANSPOSED = {Pass.DGRAD: "forward", Pass.FPROP: "input gradient", Pass.WGRAD: "weight gradient"}

@@ -11,6 +11,7 @@ import weakref
 from functools import partial
 from typing import Any
 
+from . import state_version
 from .fork_safety import STATE_LOCK
 
 
@@ -49,6 +50,7 @@ def mark_frozen(weight: Any) -> bool:
         attributes = _Attributes(weight.__dict__)
         weight.__dict__ = attributes
         frozen_marks[key] = weakref.ref(attributes, partial(_forget, key))
+        state_version.announce()
     return news
 
 
@@ -59,6 +61,7 @@ def unmark_frozen(weight: Any) -> bool:
             return False
         del frozen_marks[id(weight)]
         weight.__dict__ = dict(weight.__dict__)
+        state_version.announce()
     return True
 
 

@@ -26,6 +26,8 @@ _numbers = itertools.count(1)
 seen: list[Any] = [{}, None]
 """Versions of the current state by number of threads, emptied by each change; and a weak reference to the process
 group (a program may destroy it), None without one. ``csrc/dispatch`` reads both."""
+listeners: list[Callable[[], None]] = []
+"""Called after each change, and when a weight is frozen or no longer: native code follows them."""
 _change = object()
 """A new object after each change."""
 _group_changes = 0
@@ -67,6 +69,13 @@ def changed() -> None:
     global _change
     _change = object()
     seen[0] = {}
+    announce()
+
+
+def announce() -> None:
+    """Call the listeners."""
+    for listener in listeners:
+        listener()
 
 
 def _look_at(group_now: Any) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...activation import Activation
 from ...backend import Run
-from ...lowering.aten import CONVOLUTIONS, convolution_backward
+from ...lowering.aten import convolution, convolution_backward
 from ...lowering.border import fold, pad, padded_size
 from ...lowering.epilogue import apply_epilogue
 from ...numerics.prediction import HALF_ROUNDING, LARGEST_TO_SCALE, error_of, reduction_of
@@ -259,11 +259,10 @@ def _fprop(problem: Problem, x: Tensor, w: Tensor, bias: Tensor | None) -> Tenso
     native = takes_padding(problem)
     x = x if native else pad(problem, x)
     padding = problem.padding[::2] if native else (0,) * problem.rank
-    convolve = CONVOLUTIONS[problem.rank]
     dtype = x.dtype
     if _is_misread(problem):
         x, w, bias = x.float(), w.float(), None if bias is None else bias.float()
-    return convolve(x, w, bias, problem.stride, padding, problem.dilation, problem.groups).to(dtype)
+    return convolution(x, w, bias, problem.stride, padding, problem.dilation, problem.groups).to(dtype)
 
 
 def _is_misread(problem: Problem) -> bool:

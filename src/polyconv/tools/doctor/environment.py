@@ -24,6 +24,7 @@ from ...cuda.jit.bundle import Bundle
 from ...cuda.jit.compile import check_arch, compiler_id, ptx_arch, supported_archs
 from ...cuda.jit.store import EntryError
 from ...cuda.planner.device import CudaDevice
+from ...dispatch import override
 from ...util.cpuinfo import processor_name
 from ...version import __version__
 from .check import Verdict
@@ -216,6 +217,11 @@ def _settings() -> Iterator[Finding]:
     defaults = {name: text for name, text in variables.items() if name not in given}
     rest = ", ".join(f"{name.removeprefix(settings.PREFIX)}={text or 'none'}" for name, text in defaults.items())
     yield Finding("settings", Verdict.OK, f"default: {rest}")
+    slower = override.why_not_native()
+    how = "native code passes calls through" if slower is None else f"calls pass through Python: {slower}"
+    yield Finding(
+        "enable", Verdict.OK, f"polyconv.enable() is {'' if override.is_enabled() else 'not '}in force; {how}"
+    )
     for name in os.environ:
         if name.startswith(settings.PREFIX) and name not in variables and name not in OTHER_VARIABLES:
             close = get_close_matches(name, variables, n=1)

@@ -214,7 +214,7 @@ def _why_not(module: Torchs) -> str | None:
         spread = "its weight is spread over ranks, and no rank can time it alone; polyconv.replace can take it"
         return why_not_replace(module) or spread
     if type(module) not in OURS:
-        return why_not_replace(module) or "its weight is parametrised, which polyconv.replace can keep"
+        return why_not_replace(module) or "it is parametrised or of a subclass, which polyconv.replace can keep"
     if not isinstance(module.weight, nn.Parameter):
         return "its weight is made anew before each call (weight_norm, pruning), which polyconv.replace can keep"
     dtype = module.weight.dtype
