@@ -40,6 +40,9 @@ const SchemeShape& SchemeAt(std::span<const SchemeShape> schemes, int64_t number
 // kernels add and multiply these numbers without checks. `y` is the output or its gradient.
 void RequireCountable(const Tensor& x, const Tensor& w, const Tensor& y, const Geometry& geometry);
 
+// Throws unless the residual, if there is one, has type, sizes and strides of `y`.
+void RequireResidual(const std::optional<Tensor>& residual, const Tensor& y);
+
 // Epilogue of a forward operator, with the parameters of the activation. The residual must have the strides of `y`.
 template <class T>
 Epilogue<T> ReadEpilogue(const std::optional<Tensor>& residual, int64_t activation, double a, double b,
