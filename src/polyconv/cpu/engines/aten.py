@@ -186,7 +186,8 @@ def direct_cycles(problem: Problem, device: CpuDevice) -> float:
     c, k = problem.channels_per_group
     if problem.kind is Pass.DGRAD:
         c, k = k, c
-    spent = _SPENT[_kind(problem)][problem.kind][problem.x_strides[1] == 1]
+    channels_last = problem.x_strides[1] == 1 and problem.y_strides[1] == 1
+    spent = _SPENT[_kind(problem)][problem.kind][channels_last]
     pairs = problem.groups * c * ceil_div(k, device.lanes)
     if problem.depthwise:  # channels of many groups share a vector
         pairs = ceil_div(problem.groups, device.lanes) * max(c, k)
