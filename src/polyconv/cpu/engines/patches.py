@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...backend import Run
-from ...lowering.epilogue import apply_epilogue, summed_per_channel
+from ...lowering.epilogue import apply_epilogue
 from ...numerics.prediction import HALF_ROUNDING, error_of, reduction_of
 from ...problem import Activation, Pass, Problem
 from ..device import CpuDevice
@@ -105,15 +105,16 @@ def _dgrad(problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
     if any(extent % size for extent, size in zip(problem.in_size, problem.kernel, strict=True)):
         dx.zero_()  # pixels behind the last patch
     target = _patches(problem, dx)
-    target.copy_(torch.mm(_gradients(tensors["y"]), _rows(tensors["w"], prod(problem.w_shape[1:]))).view(target.shape))
+    dy = _rows(tensors["y"].movedim(1, -1), problem.out_channels)
+    target.copy_(torch.mm(dy, _rows(tensors["w"], prod(problem.w_shape[1:]))).view(target.shape))
 
 
 def _wgrad(problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
-    dy, dw = _gradients(tensors["y"]), tensors["dw"]
+    dy, dw = _rows(tensors["y"].transpose(0, 1), problem.batch * prod(problem.out_size)), tensors["dw"]
     patches = _rows(_patches(problem, tensors["x"]), prod(problem.w_shape[1:]))
-    dw.copy_(torch.mm(dy.t(), patches).view(dw.shape))
+    dw.copy_(torch.mm(dy, patches).view(dw.shape))
     if "db" in tensors:
-        tensors["db"].copy_(summed_per_channel(tensors["y"]))
+        tensors["db"].copy_(dy.sum(1))
 
 
 def _patches(problem: Problem, x: Tensor) -> Tensor:
@@ -128,8 +129,3 @@ def _rows(tensor: Tensor, columns: int) -> Tensor:
     if tensor.dtype != torch.float32:
         tensor = tensor.to(torch.float32, memory_format=torch.contiguous_format)
     return tensor.reshape(-1, columns)
-
-
-def _gradients(dy: Tensor) -> Tensor:
-    """Matrix of float32 with a row per patch and a column per filter."""
-    return _rows(dy.movedim(1, -1), dy.shape[1])
