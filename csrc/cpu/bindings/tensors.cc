@@ -117,20 +117,22 @@ const SchemeShape& SchemeAt(std::span<const SchemeShape> schemes, int64_t number
   return schemes[number];
 }
 
-template <class T>
-Epilogue<T> ReadEpilogue(const std::optional<View>& residual, int64_t activation, double a, double b, const View& y) {
-  Require(activation >= 0 && activation < static_cast<int64_t>(Activation::kCount), "no such activation");
-  const auto epilogue = [&](const T* added) {
-    return Epilogue<T>{added, static_cast<Activation>(activation), static_cast<T>(a), static_cast<T>(b)};
-  };
-  if (!residual.has_value()) return epilogue(nullptr);
+void RequireResidual(const std::optional<View>& residual, const View& y) {
+  if (!residual.has_value()) return;
   Require(residual->dtype() == y.dtype(), "element types of residual and output differ");
   Require(residual->dim() == y.dim(), "residual and output differ in size");
   for (int64_t i = 0; i < y.dim(); i++) {
     Require(residual->size(i) == y.size(i), "residual and output differ in size");
     Require(residual->stride(i) == y.stride(i) || y.size(i) <= 1, "residual and output differ in their strides");
   }
-  return epilogue(residual->const_data_ptr<T>());
+}
+
+template <class T>
+Epilogue<T> ReadEpilogue(const std::optional<View>& residual, int64_t activation, double a, double b, const View& y) {
+  Require(activation >= 0 && activation < static_cast<int64_t>(Activation::kCount), "no such activation");
+  RequireResidual(residual, y);
+  const T* added = residual.has_value() ? residual->const_data_ptr<T>() : nullptr;
+  return {added, static_cast<Activation>(activation), static_cast<T>(a), static_cast<T>(b)};
 }
 template Epilogue<float> ReadEpilogue(const std::optional<View>&, int64_t, double, double, const View&);
 template Epilogue<double> ReadEpilogue(const std::optional<View>&, int64_t, double, double, const View&);

@@ -69,6 +69,9 @@ const SchemeShape& SchemeAt(std::span<const SchemeShape> schemes, int64_t number
 // kernels add and multiply these numbers without checks. `y` is the output or its gradient.
 void RequireCountable(const View& x, const View& w, const View& y, const Geometry& geometry);
 
+// Throws unless the residual, if there is one, has type, sizes and strides of `y`.
+void RequireResidual(const std::optional<View>& residual, const View& y);
+
 // Epilogue of a forward operator, with the parameters of the activation. The residual must have the strides of `y`.
 template <class T>
 Epilogue<T> ReadEpilogue(const std::optional<View>& residual, int64_t activation, double a, double b, const View& y);

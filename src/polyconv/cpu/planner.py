@@ -20,11 +20,11 @@ from ..backend import Run
 from ..lowering.border import Folded, has_border, padded
 from ..numerics.known_weights import keeping_tolerance
 from ..numerics.prediction import Way
-from ..problem import IMAGE_CHANNELS, Pass, Problem
+from ..problem import HALF_DTYPES, IMAGE_CHANNELS, Pass, Problem
 from ..selection import TRIALS, Candidate, PlanError, Preference, Selection, by_cost, select, why_not, worth_timing
 from . import native
 from .device import CpuDevice, this_machine
-from .engines import aten, channel_lanes, depthwise, pointwise, reference, tile_lanes
+from .engines import aten, channel_lanes, depthwise, patches, pointwise, reference, signals, tile_lanes
 from .engines import volumes as engines_volumes
 from .plan import CpuCandidate
 from .profiles import Correction, Formula, Profile, in_force, in_words
@@ -60,9 +60,25 @@ as in a VGG: there is nothing to gain, and each candidate would take hundreds of
 MOST_FOR_THE_CHECK = 0.02
 """Largest share of a call's cost for that check. Above it the weight is transformed in every call."""
 
-ENGINES: tuple[ModuleType, ...] = (tile_lanes, channel_lanes, pointwise, depthwise, reference, aten)
+ENGINES: tuple[ModuleType, ...] = (
+    tile_lanes,
+    channel_lanes,
+    pointwise,
+    depthwise,
+    signals,
+    patches,
+    reference,
+    aten,
+)
 """Modules with a ``NAME``, ``candidates(problem, device)`` for 2-D problems and ``prepare(chosen, problem, weights)``,
 where ``weights`` is the weight cache or None."""
+
+HALF_ENGINES = (signals, patches)
+"""Engines that take half precision, too."""
+
+UNCORRECTED = (engines_volumes.NAME, signals.NAME, patches.NAME)
+"""Engines whose estimates no profile corrects: a sum of slices, whose parts are corrected, and engines whose time is
+that of memory traffic or of a matrix product."""
 
 
 def engine_of(candidate: CpuCandidate) -> ModuleType:
@@ -386,8 +402,8 @@ class Costs:
 
     def correction(self, candidate: CpuCandidate) -> Correction | None:
         """Measured correction of an estimate. None without a profile, for ATen, the reference of all ratios, and for
-        sums of slices, whose parts are corrected."""
-        if self.device.profile is None or candidate.engine in (aten.NAME, engines_volumes.NAME):
+        :data:`UNCORRECTED` engines."""
+        if self.device.profile is None or candidate.engine in (aten.NAME, *UNCORRECTED):
             return None
         formula = candidate.engine, candidate.form == "direct", self.keeps(candidate)
         found = self._corrections.get(formula)
@@ -407,6 +423,7 @@ class Costs:
 def offered(problem: Problem, device: CpuDevice, *, own_kernels: bool = False) -> Iterator[CpuCandidate]:
     """All candidates with kernels for the problem's dtype; ``own_kernels`` excludes ATen."""
     if not native.takes(problem):
+        yield from _of_half_engines(problem, device)
         yield from aten.candidates(problem, device)
     elif problem.dtype == "float64":
         yield from reference.candidates(problem, device)
@@ -416,10 +433,20 @@ def offered(problem: Problem, device: CpuDevice, *, own_kernels: bool = False) -
                 yield from engine.candidates(problem, device)
 
 
+def _of_half_engines(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
+    """Candidates for half precision, of engines that can run the problem."""
+    if problem.dtype in HALF_DTYPES and native.takes(replace(problem, dtype="float32")):
+        for engine in HALF_ENGINES:
+            if engine.refusal(problem) is None:
+                yield from engine.candidates(problem, device)
+
+
 def offered_for_volumes(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
-    """All candidates of a 3-D problem: a sum of slices by native kernels, or ATen on the whole volume. ATen is no
-    candidate for the slices: it would have to copy these views."""
+    """All candidates of a 3-D problem: a sum of slices by native kernels, a matrix product of patches, or ATen on the
+    whole volume. ATen is no candidate for the slices: it would have to copy these views."""
     own = native.takes(problem)
+    if patches.refusal(problem) is None:
+        yield from patches.candidates(problem, device)
     if own:
         yield from engines_volumes.candidates(problem, device, lambda part: _plan_2d(part, device))
     if not own or problem.dtype == "float32":

@@ -1,0 +1,131 @@
+"""Convolutions whose kernel is as large as their stride, as in a patch embedding: one matrix product by PyTorch.
+
+Patches do not overlap, so they are a rearrangement of the input, which is gathered once; where each image is one patch,
+it is a view. The product is float32, and half precision is widened while it is gathered and rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from functools import partial
+from math import prod
+
+import torch
+from torch import Tensor
+
+from ...backend import Run
+from ...lowering.epilogue import apply_epilogue
+from ...numerics.prediction import HALF_ROUNDING, error_of, reduction_of
+from ...problem import Activation, Pass, Problem
+from ..device import CpuDevice
+from ..plan import CpuCandidate
+from ..weight_cache import TransformedWeights
+from .signals import rounding_error
+
+NAME = "patches"
+
+CALL_CYCLES, GATHERED_CYCLES, PRODUCT_CYCLES = 60e3, 20.0, 0.8
+"""Cost of a call of several PyTorch operators; cycles per vector that is rearranged, and per vector of products."""
+
+LEAST_PRODUCTS = 256
+"""Least number of products per output: with fewer, rearranging takes as long as multiplying."""
+
+FEW_PATCHES = 32
+"""Patches of an image up to which all images are one product, whose result is rearranged; else a product each."""
+
+
+def refusal(problem: Problem) -> str | None:
+    if problem.groups != 1 or any(problem.padding) or max(problem.dilation) > 1:
+        return "of convolutions without groups, padding and dilation"
+    if problem.kernel != problem.stride:
+        return "of kernels as large as their stride"
+    if prod(problem.w_shape[1:]) < LEAST_PRODUCTS:
+        return f"of sums of at least {LEAST_PRODUCTS} products"
+    if problem.dtype not in ("float32", *HALF_ROUNDING):
+        return f"computes in float32, not {problem.dtype}"
+    if problem.dtype in HALF_ROUNDING and _multiplies_halves():
+        return f"computes in float32, and this processor has faster instructions for {problem.dtype}"
+    return None
+
+
+def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
+    """The single candidate. PyTorch's order of summation is unknown: the error is that of one long sum."""
+    why_not = refusal(problem)
+    yield CpuCandidate(
+        NAME,
+        "matrix product",
+        direct=True,
+        cycles=0.0 if why_not else _cycles(problem, device.lanes),
+        error=0.0 if why_not else partial(_error, problem),
+        refusal=why_not,
+    )
+
+
+def prepare(chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None) -> Run:
+    return partial({Pass.FPROP: _fprop, Pass.DGRAD: _dgrad, Pass.WGRAD: _wgrad}[problem.kind], problem)
+
+
+def _multiplies_halves() -> bool:
+    """True if the processor has matrix or dot products in half precision, which PyTorch's convolution uses."""
+    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return bool(supported and supported())
+
+
+def _error(problem: Problem) -> float:
+    return error_of(problem, None, reduction_of(problem), ()) + rounding_error(problem)
+
+
+def _cycles(problem: Problem, lanes: int) -> float:
+    moved = prod(problem.x_shape) + prod(problem.y_shape) + prod(problem.w_shape) * (problem.dtype != "float32")
+    epilogue = (problem.residual + (problem.activation is not Activation.NONE)) * prod(problem.y_shape)
+    return CALL_CYCLES + (GATHERED_CYCLES * (moved + epilogue) + PRODUCT_CYCLES * problem.multiplications) / lanes
+
+
+def _fprop(problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
+    y, bias, residual = tensors["y"], tensors.get("bias"), tensors.get("residual")
+    columns, count = prod(problem.w_shape[1:]), prod(problem.out_size)
+    patches, w = _rows(_patches(problem, tensors["x"]), columns), _rows(tensors["w"], columns)
+    bias = None if bias is None else bias.float()
+    if count > FEW_PATCHES and y.dtype == torch.float32 and y.is_contiguous():
+        images, filters = patches.view(-1, count, columns).transpose(1, 2), w.expand(problem.batch, *w.shape)
+        out = y.view(problem.batch, -1, count)
+        if bias is None:
+            torch.bmm(filters, images, out=out)
+        else:
+            torch.baddbmm(bias[:, None], filters, images, out=out)
+        apply_epilogue(y, residual, problem.activation)
+    else:
+        product = torch.mm(patches, w.t()) if bias is None else torch.addmm(bias, patches, w.t())
+        sums = product.view(problem.batch, *problem.out_size, -1).movedim(-1, 1)
+        y.copy_(apply_epilogue(sums, residual, problem.activation))
+
+
+def _dgrad(problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
+    dx = tensors["x"]
+    if any(extent % size for extent, size in zip(problem.in_size, problem.kernel, strict=True)):
+        dx.zero_()  # pixels behind the last patch
+    target = _patches(problem, dx)
+    dy = _rows(tensors["y"].movedim(1, -1), problem.out_channels)
+    target.copy_(torch.mm(dy, _rows(tensors["w"], prod(problem.w_shape[1:]))).view(target.shape))
+
+
+def _wgrad(problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
+    dy, dw = _rows(tensors["y"].transpose(0, 1), problem.batch * prod(problem.out_size)), tensors["dw"]
+    patches = _rows(_patches(problem, tensors["x"]), prod(problem.w_shape[1:]))
+    dw.copy_(torch.mm(dy, patches).view(dw.shape))
+    if "db" in tensors:
+        tensors["db"].copy_(dy.sum(1))
+
+
+def _patches(problem: Problem, x: Tensor) -> Tensor:
+    """View of an input as (image, patch, ..., channel, pixel, ...), without pixels behind the last patches."""
+    for axis, (count, size) in enumerate(zip(problem.out_size, problem.kernel, strict=True)):
+        x = x.narrow(2 + 2 * axis, 0, count * size).unflatten(2 + 2 * axis, (count, size))
+    return x.permute(0, *range(2, x.dim(), 2), 1, *range(3, x.dim(), 2))
+
+
+def _rows(tensor: Tensor, columns: int) -> Tensor:
+    """Matrix of float32 with a row per filter or per patch; a view if that is possible."""
+    if tensor.dtype != torch.float32:
+        tensor = tensor.to(torch.float32, memory_format=torch.contiguous_format)
+    return tensor.reshape(-1, columns)
