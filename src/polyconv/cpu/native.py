@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import settings
-from ..problem import Activation, PaddingMode, Problem
+from ..problem import ELEMENT_BYTES, Activation, PaddingMode, Problem
 from ..runtime.lazy_import import imported
 from ..settings import INSTRUCTION_SETS, Settings
 
@@ -61,9 +61,9 @@ def is_available() -> bool:
 
 
 def takes(problem: Problem) -> bool:
-    """True if there are kernels for the problem's dtype and extents."""
+    """True if there are kernels for the problem's dtype and extents. Half precision is widened to float32."""
     largest = max(*problem.x_shape, *problem.w_shape, *problem.y_shape)
-    return is_available() and problem.dtype in ("float32", "float64") and largest <= LARGEST_EXTENT
+    return is_available() and problem.dtype in ELEMENT_BYTES and largest <= LARGEST_EXTENT
 
 
 def _operators() -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 
 
 class CpuCandidate:
@@ -38,6 +39,12 @@ class CpuCandidate:
         self._error = error
         self.refusal = refusal
         """Why it cannot run this problem, or None."""
+
+    def after(self, cycles: float) -> CpuCandidate:
+        """This candidate with the cost of an additional step."""
+        found = copy(self)
+        found.cycles += cycles
+        return found
 
     @property
     def error(self) -> float:

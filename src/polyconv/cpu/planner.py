@@ -18,9 +18,10 @@ from torch import Tensor
 
 from ..backend import Run
 from ..lowering.border import Folded, has_border, padded
+from ..lowering.widen import Widened, widened
 from ..numerics.known_weights import keeping_tolerance
-from ..numerics.prediction import Way
-from ..problem import IMAGE_CHANNELS, Pass, Problem
+from ..numerics.prediction import Way, rounding_error
+from ..problem import HALF_DTYPES, IMAGE_CHANNELS, Pass, Problem
 from ..selection import TRIALS, Candidate, PlanError, Preference, Selection, by_cost, select, why_not, worth_timing
 from . import native
 from .device import CpuDevice, this_machine
@@ -53,6 +54,9 @@ CLOCK = 2.5e9
 CHECK_CYCLES, CHECK_BYTES = 8e3, 8.0
 """Cost of checking that a cached weight is unchanged: cycles per call, and bytes hashed per cycle."""
 
+CONVERTED_CYCLES = 1.0
+"""Cycles per element that is widened to float32 or rounded to half precision: bound by memory."""
+
 LARGEST_TIMED_WEIGHT = 2**25
 """Largest weight [elements] for which candidates are timed. A larger one is a matrix product written as a convolution,
 as in a VGG: there is nothing to gain, and each candidate would take hundreds of megabytes more."""
@@ -83,8 +87,9 @@ class CpuPlan:
 
     @property
     def ran(self) -> Problem:
-        """The problem passed to kernels: the padded one, if a border's input gradient is folded."""
-        return self.costs.problem
+        """The problem passed to kernels: the padded one, if a border's input gradient is folded; in float32, if half
+        precision is widened."""
+        return ran_for(self.problem) if self.engine is aten else self.costs.problem
 
     @property
     def device(self) -> CpuDevice:
@@ -98,7 +103,12 @@ class CpuPlan:
     @property
     def candidates(self) -> tuple[Candidate, ...]:
         """All candidates, evaluated again. Costs in cycles of one core."""
-        return _selection(self).candidates
+        found = _selection(self).candidates
+        rounding = rounding_error(self.problem)
+        if not rounding:
+            return found
+        ours = (c.error is not None and not c.name.endswith(aten.NAME) for c in found)
+        return tuple(replace(c, error=(c.error or 0.0) + rounding) if own else c for c, own in zip(found, ours, strict=True))
 
     @property
     def preference(self) -> str:
@@ -121,7 +131,12 @@ class CpuPlan:
     @property
     def folded(self) -> bool:
         """True if the gradient of the padded input is computed first, and its border then added to the pixels."""
-        return self.ran is not self.problem
+        return _is_folded(self.problem)
+
+    @property
+    def widened(self) -> bool:
+        """True if float32 kernels run on copies of half-precision tensors."""
+        return self.problem.dtype in HALF_DTYPES and self.engine is not aten
 
     @property
     def choice(self) -> str:
@@ -134,12 +149,13 @@ class CpuPlan:
 
     @property
     def name(self) -> str:
-        return f"{self.choice}, border folded" if self.folded else self.choice
+        steps = [*(["widened to float32"] if self.widened else []), *(["border folded"] if self.folded else [])]
+        return ", ".join([self.choice, *steps])
 
     @property
     def predicted_error(self) -> float:
         """Largest expected error of any output element, relative to the output's scale."""
-        return self.chosen.error
+        return self.chosen.error + (rounding_error(self.problem) if self.widened else 0.0)
 
     @property
     def cost(self) -> float:
@@ -148,9 +164,10 @@ class CpuPlan:
 
     @property
     def ways(self) -> tuple[Way, ...]:
-        """How fast algorithms sum the output maps; input of the error prediction for known weights."""
+        """How fast algorithms sum the output maps; input of the error prediction for known weights. In half precision
+        the float32 plan has them: here the rounding of the result covers what they tell."""
         engine: Any = self.engine
-        return tuple(engine.ways(self.chosen, self.ran)) if hasattr(engine, "ways") else ()
+        return tuple(engine.ways(self.chosen, self.ran)) if hasattr(engine, "ways") and not self.widened else ()
 
     @property
     def passthrough(self) -> bool:
@@ -174,6 +191,11 @@ class CpuPlan:
     def prepared(self, weights: TransformedWeights | None) -> Run:
         """Bind the plan to its kernel and, if the plan uses it, the weight cache. A cached weight is known, so a plan
         that misses its tolerance for it is replaced by another one."""
+        if self.widened:
+            wide = CpuPlan(widened(self.problem), self.costs, self.chosen, None, own_kernels=True)
+            # The cache widens a weight itself, once.
+            untouched = ("w", "owner") if self.keeps_weights and weights is not None else ()
+            return Widened(self.problem).adapt({wide.problem: wide.prepared(weights)}, untouched)
         engine: Any = self.engine
         if self.keeps_weights and weights is not None and self.ways:
             run: Run = engine.prepare(self.chosen, self.ran, weights, self.instead)
@@ -294,8 +316,16 @@ def _select(
 
 def ran_for(problem: Problem) -> Problem:
     """The problem passed to kernels: for the input gradient with a border, that of the padded input."""
-    folded = problem.rank == 2 and problem.kind is Pass.DGRAD and has_border(problem)
-    return padded(problem) if folded else problem
+    return padded(problem) if _is_folded(problem) else problem
+
+
+def _is_folded(problem: Problem) -> bool:
+    return problem.rank == 2 and problem.kind is Pass.DGRAD and has_border(problem)
+
+
+def _computed(problem: Problem) -> Problem:
+    """The problem that native kernels compute: half precision is widened."""
+    return ran_for(widened(problem) if problem.dtype in HALF_DTYPES else problem)
 
 
 @lru_cache(maxsize=64)
@@ -305,7 +335,7 @@ def _offered_here(problem: Problem, device: CpuDevice) -> tuple[CpuCandidate, ..
 
 
 def _costs(problem: Problem, device: CpuDevice, inference: bool) -> Costs:
-    costs = Costs(ran_for(problem), device, inference)
+    costs = Costs(_computed(problem), device, inference)
     return costs if device.profile is None else replace(costs, call=dispatch_overhead(problem, device, inference))
 
 
@@ -333,7 +363,7 @@ def dispatch_overhead(
 @lru_cache(maxsize=4096)
 def _gain(problem: Problem, device: CpuDevice) -> float:
     """Conservative gain [cycles] of the best native kernel over ATen for a pass; 0 if there is none."""
-    costs = Costs(ran_for(problem), device, False, device.cores * RECORDED_CYCLES)
+    costs = Costs(_computed(problem), device, False, device.cores * RECORDED_CYCLES)
     every = _every(problem, device, False)
     theirs, ours = (
         _cheapest((one for one in every if (one.engine == aten.NAME) is is_theirs), problem, costs)
@@ -406,7 +436,9 @@ class Costs:
 
 def offered(problem: Problem, device: CpuDevice, *, own_kernels: bool = False) -> Iterator[CpuCandidate]:
     """All candidates with kernels for the problem's dtype; ``own_kernels`` excludes ATen."""
-    if not native.takes(problem):
+    if problem.dtype in HALF_DTYPES:
+        yield from _offered_in_half(problem, device, offered)
+    elif not native.takes(problem):
         yield from aten.candidates(problem, device)
     elif problem.dtype == "float64":
         yield from reference.candidates(problem, device)
@@ -419,6 +451,9 @@ def offered(problem: Problem, device: CpuDevice, *, own_kernels: bool = False) -
 def offered_for_volumes(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
     """All candidates of a 3-D problem: a sum of slices by native kernels, or ATen on the whole volume. ATen is no
     candidate for the slices: it would have to copy these views."""
+    if problem.dtype in HALF_DTYPES:
+        yield from _offered_in_half(problem, device, offered_for_volumes)
+        return
     own = native.takes(problem)
     if own:
         yield from engines_volumes.candidates(problem, device, lambda part: _plan_2d(part, device))
@@ -426,11 +461,23 @@ def offered_for_volumes(problem: Problem, device: CpuDevice) -> Iterator[CpuCand
         yield from aten.candidates(problem, device)
 
 
+def _offered_in_half(
+    problem: Problem, device: CpuDevice, offer: Callable[[Problem, CpuDevice], Iterator[CpuCandidate]]
+) -> Iterator[CpuCandidate]:
+    """All candidates of a half-precision problem: native kernels on float32 copies, and ATen."""
+    converted = CONVERTED_CYCLES * sum(map(prod, (problem.x_shape, problem.w_shape, problem.y_shape)))
+    for candidate in offer(widened(problem), device):
+        if candidate.engine != aten.NAME:
+            yield candidate.after(converted)
+    yield from aten.candidates(problem, device)
+
+
 def _reason(problem: Problem, found: Selection[CpuCandidate], costs: Costs) -> str:
     chosen = found.chosen
+    if problem.dtype == "float64" and chosen.engine == reference.NAME:
+        return "float64 is for checking, not for speed"
     if len(found.able) == 1:
-        alone = chosen.engine == aten.NAME
-        return aten.why_alone(problem) if alone else f"{problem.dtype} is for checking, not for speed"
+        return aten.why_alone(problem) if chosen.engine == aten.NAME else "no other candidate can run it"
     if costs.device.profile is not None and any(candidate.engine == aten.NAME for candidate in found.able):
         return _advantage(found, costs)
     direct = [c for c in found.able if c.direct and c is not chosen and c.engine != reference.NAME]
