@@ -63,6 +63,15 @@ const SchemeShape& SchemeAt(std::span<const SchemeShape> schemes, int64_t number
   return schemes[number];
 }
 
+void RequireAlike(const Tensor& residual, const Tensor& y) {
+  Require(residual.scalar_type() == y.scalar_type(), "element types of residual and output differ");
+  Require(residual.dim() == y.dim(), "residual and output differ in size");
+  for (int64_t i = 0; i < y.dim(); i++) {
+    Require(residual.size(i) == y.size(i), "residual and output differ in size");
+    Require(residual.stride(i) == y.stride(i) || y.size(i) <= 1, "residual and output differ in their strides");
+  }
+}
+
 template <class T>
 Epilogue<T> ReadEpilogue(const std::optional<Tensor>& residual, int64_t activation, double a, double b,
                          const Tensor& y) {
@@ -71,12 +80,7 @@ Epilogue<T> ReadEpilogue(const std::optional<Tensor>& residual, int64_t activati
     return Epilogue<T>{added, static_cast<Activation>(activation), static_cast<T>(a), static_cast<T>(b)};
   };
   if (!residual.has_value()) return epilogue(nullptr);
-  Require(residual->scalar_type() == y.scalar_type(), "element types of residual and output differ");
-  Require(residual->dim() == y.dim(), "residual and output differ in size");
-  for (int64_t i = 0; i < y.dim(); i++) {
-    Require(residual->size(i) == y.size(i), "residual and output differ in size");
-    Require(residual->stride(i) == y.stride(i) || y.size(i) <= 1, "residual and output differ in their strides");
-  }
+  RequireAlike(*residual, y);
   return epilogue(residual->const_data_ptr<T>());
 }
 template Epilogue<float> ReadEpilogue(const std::optional<Tensor>&, int64_t, double, double, const Tensor&);

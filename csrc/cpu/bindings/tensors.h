@@ -40,6 +40,9 @@ const SchemeShape& SchemeAt(std::span<const SchemeShape> schemes, int64_t number
 // kernels add and multiply these numbers without checks. `y` is the output or its gradient.
 void RequireCountable(const Tensor& x, const Tensor& w, const Tensor& y, const Geometry& geometry);
 
+// Throws unless a residual has the element type, the sizes and the strides of the output.
+void RequireAlike(const Tensor& residual, const Tensor& y);
+
 // Epilogue of a forward operator, with the parameters of the activation. The residual must have the strides of `y`.
 template <class T>
 Epilogue<T> ReadEpilogue(const std::optional<Tensor>& residual, int64_t activation, double a, double b,

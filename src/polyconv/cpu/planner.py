@@ -57,6 +57,15 @@ CHECK_CYCLES, CHECK_BYTES = 8e3, 8.0
 CONVERTED_CYCLES = 1.0
 """Cycles per element that is widened to float32 or rounded to half precision: bound by memory."""
 
+CONVERTED_IN_CACHE = 0.3
+"""Share of that cost where kernels convert small blocks."""
+
+WIDENED_AT_A_TIME = 2**20
+"""Elements of input and output that are widened together, at most or for one image, so that they stay in a cache."""
+
+WEIGHT_SHARE = 8
+"""Least ratio of these elements to those of the weight, which may be transformed for each block."""
+
 LARGEST_TIMED_WEIGHT = 2**25
 """Largest weight [elements] for which candidates are timed. A larger one is a matrix product written as a convolution,
 as in a VGG: there is nothing to gain, and each candidate would take hundreds of megabytes more."""
@@ -67,6 +76,10 @@ MOST_FOR_THE_CHECK = 0.02
 ENGINES: tuple[ModuleType, ...] = (tile_lanes, channel_lanes, pointwise, depthwise, reference, aten)
 """Modules with a ``NAME``, ``candidates(problem, device)`` for 2-D problems and ``prepare(chosen, problem, weights)``,
 where ``weights`` is the weight cache or None."""
+
+
+BATCHED: tuple[ModuleType, ...] = (tile_lanes, channel_lanes, pointwise, aten)
+"""Engines whose prepared forward pass and input gradient take any number of images."""
 
 
 def engine_of(candidate: CpuCandidate) -> ModuleType:
@@ -89,7 +102,7 @@ class CpuPlan:
     def ran(self) -> Problem:
         """The problem passed to kernels: the padded one, if a border's input gradient is folded; in float32, if half
         precision is widened."""
-        return ran_for(self.problem) if self.engine is aten else self.costs.problem
+        return self.costs.problem if self.chosen.widened or not self._is_half else ran_for(self.problem)
 
     @property
     def device(self) -> CpuDevice:
@@ -107,8 +120,8 @@ class CpuPlan:
         rounding = rounding_error(self.problem)
         if not rounding:
             return found
-        ours = (c.error is not None and not c.name.endswith(aten.NAME) for c in found)
-        return tuple(replace(c, error=(c.error or 0.0) + rounding) if own else c for c, own in zip(found, ours, strict=True))
+        wide = {one.name for one in _every(self.problem, self.device, self.own_kernels) if one.widened}
+        return tuple(replace(c, error=c.error + rounding) if c.error and c.name in wide else c for c in found)
 
     @property
     def preference(self) -> str:
@@ -134,9 +147,8 @@ class CpuPlan:
         return _is_folded(self.problem)
 
     @property
-    def widened(self) -> bool:
-        """True if float32 kernels run on copies of half-precision tensors."""
-        return self.problem.dtype in HALF_DTYPES and self.engine is not aten
+    def _is_half(self) -> bool:
+        return self.problem.dtype in HALF_DTYPES
 
     @property
     def choice(self) -> str:
@@ -149,13 +161,12 @@ class CpuPlan:
 
     @property
     def name(self) -> str:
-        steps = [*(["widened to float32"] if self.widened else []), *(["border folded"] if self.folded else [])]
-        return ", ".join([self.choice, *steps])
+        return f"{self.choice}, border folded" if self.folded else self.choice
 
     @property
     def predicted_error(self) -> float:
         """Largest expected error of any output element, relative to the output's scale."""
-        return self.chosen.error + (rounding_error(self.problem) if self.widened else 0.0)
+        return self.chosen.error + (rounding_error(self.problem) if self.chosen.widened else 0.0)
 
     @property
     def cost(self) -> float:
@@ -167,12 +178,13 @@ class CpuPlan:
         """How fast algorithms sum the output maps; input of the error prediction for known weights. In half precision
         the float32 plan has them: here the rounding of the result covers what they tell."""
         engine: Any = self.engine
-        return tuple(engine.ways(self.chosen, self.ran)) if hasattr(engine, "ways") and not self.widened else ()
+        return tuple(engine.ways(self.chosen, self.ran)) if hasattr(engine, "ways") and not self._is_half else ()
 
     @property
     def passthrough(self) -> bool:
         """True if it is ATen's convolution on unchanged tensors."""
-        return self.engine is aten and not self.folded and aten.takes_tensors(self.problem)
+        unchanged = not self.folded and not self.chosen.widened and aten.takes_tensors(self.problem)
+        return self.engine is aten and unchanged
 
     def trials(self, most: int = TRIALS) -> tuple[str, ...]:
         """Names of candidates worth timing, in the cost model's order."""
@@ -191,17 +203,35 @@ class CpuPlan:
     def prepared(self, weights: TransformedWeights | None) -> Run:
         """Bind the plan to its kernel and, if the plan uses it, the weight cache. A cached weight is known, so a plan
         that misses its tolerance for it is replaced by another one."""
-        if self.widened:
+        if self._is_half and self.chosen.widened:
+            if self._takes_half:
+                return depthwise.prepare(self.chosen, self.problem, None)
             wide = CpuPlan(widened(self.problem), self.costs, self.chosen, None, own_kernels=True)
-            # The cache widens a weight itself, once.
-            untouched = ("w", "owner") if self.keeps_weights and weights is not None else ()
-            return Widened(self.problem).adapt({wide.problem: wide.prepared(weights)}, untouched)
+            keeps = self.keeps_weights and weights is not None  # the cache widens a weight itself, once
+            untouched = ("w", "owner") if keeps else ("owner",)
+            runs = {wide.problem: wide.prepared(weights)}
+            return Widened(self.problem).adapt(runs, self._images, untouched, native.scratch)
         engine: Any = self.engine
         if self.keeps_weights and weights is not None and self.ways:
             run: Run = engine.prepare(self.chosen, self.ran, weights, self.instead)
         else:
             run = engine.prepare(self.chosen, self.ran, weights if self.keeps_weights else None)
         return Folded(self.problem).adapt({self.ran: run}) if self.folded else run
+
+    @property
+    def _takes_half(self) -> bool:
+        """True if the kernels widen the tensors themselves."""
+        return self.engine is depthwise and not self.folded and depthwise.takes_half(self.problem)
+
+    @property
+    def _images(self) -> int | None:
+        """Images of a block that is widened at a time; None: all, if the weight would be transformed too often."""
+        problem = self.problem
+        if self.engine not in BATCHED or problem.kind is Pass.WGRAD or self.folded:
+            return None
+        image = (prod(problem.x_shape) + prod(problem.y_shape)) // problem.batch
+        images = max(1, WIDENED_AT_A_TIME // image)
+        return images if prod(problem.w_shape) * WEIGHT_SHARE <= images * image else None
 
     def for_weights(self, w: Tensor) -> CpuPlan:
         """The plan that keeps the tolerance for this weight: this one, or one with smaller rounding errors."""
@@ -411,6 +441,10 @@ class Costs:
 
     def counted(self, candidate: CpuCandidate) -> float:
         """The cost model's estimate."""
+        return self._kernel(candidate) + candidate.copy_cycles
+
+    def _kernel(self, candidate: CpuCandidate) -> float:
+        """The estimate without conversions, which profiles do not have."""
         saved = candidate.weight_cycles - self._check if self.keeps(candidate) else 0.0
         return CALL_CYCLES + candidate.cycles - saved
 
@@ -431,7 +465,9 @@ class Costs:
         if self.device.profile is None or candidate.engine == aten.NAME:
             return counted
         correction = self.correction(candidate)
-        return self.call + (counted if correction is None else counted * correction.factor)
+        if correction is None:
+            return self.call + counted
+        return self.call + self._kernel(candidate) * correction.factor + candidate.copy_cycles
 
 
 def offered(problem: Problem, device: CpuDevice, *, own_kernels: bool = False) -> Iterator[CpuCandidate]:
@@ -467,8 +503,8 @@ def _offered_in_half(
     """All candidates of a half-precision problem: native kernels on float32 copies, and ATen."""
     converted = CONVERTED_CYCLES * sum(map(prod, (problem.x_shape, problem.w_shape, problem.y_shape)))
     for candidate in offer(widened(problem), device):
-        if candidate.engine != aten.NAME:
-            yield candidate.after(converted)
+        in_cache = candidate.engine == depthwise.NAME and depthwise.takes_half(problem)
+        yield candidate.on_copies(converted * (CONVERTED_IN_CACHE if in_cache else 1.0))
     yield from aten.candidates(problem, device)
 
 
@@ -504,11 +540,12 @@ def _uncovered(found: Selection[CpuCandidate], costs: Costs) -> str:
 
 def _advantage(found: Selection[CpuCandidate], costs: Costs) -> str:
     """Reason text where measurements correct the estimates. For an uncovered class, only the lower bound."""
-    theirs = next(candidate for candidate in found.able if candidate.engine == aten.NAME)
+    theirs = min((one for one in found.able if one.engine == aten.NAME), key=costs.counted)
+    rival = "PyTorch's convolution" + (" in float32" if theirs.widened else "")
     correction, least = costs.correction(found.chosen), costs.counted(theirs) / costs.cautious(found.chosen)
-    if found.chosen is theirs:
+    if found.chosen.engine == aten.NAME:
         return "no kernel of polyconv's is ahead of it by as much as the estimate may be wrong"
     if correction is None or not correction.covered:
-        return f"probably at least {least:.1f} times as fast as PyTorch's convolution"
+        return f"probably at least {least:.1f} times as fast as {rival}"
     ratio = costs.counted(theirs) / (costs.call + costs.counted(found.chosen) * exp(correction.shift))
-    return f"estimated {ratio:.1f} times as fast as PyTorch's convolution, probably at least {least:.1f} times"
+    return f"estimated {ratio:.1f} times as fast as {rival}, probably at least {least:.1f} times"

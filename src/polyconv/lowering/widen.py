@@ -5,7 +5,7 @@ On a GPU an unconditional lowering where there is no half-precision kernel; on t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,10 @@ def widened(problem: Problem) -> Problem:
     )
 
 
+_IMAGES = ("x", "y", "residual")
+"""Names of the tensors that have a batch."""
+
+
 class Widened(Rewrite):
     """A half-precision problem in float32. The result is rounded once."""
 
@@ -54,28 +58,54 @@ class Widened(Rewrite):
     def problems(self) -> tuple[Problem, ...]:
         return (replace(widened(self.problem), frozen=False),)
 
-    def adapt(self, runs: Mapping[Problem, Run], untouched: Collection[str] = ()) -> Run:
-        """``untouched``: names of tensors that the run takes in half precision."""
+    def adapt(
+        self,
+        runs: Mapping[Problem, Run],
+        images: int | None = None,
+        untouched: Collection[str] = (),
+        scratch: Callable[[Tensor, int], Tensor] | None = None,
+    ) -> Run:
+        """Build the run of :attr:`problem` on float32 copies, which lie in one buffer.
+
+        Args:
+            runs: the run in float32.
+            images: images of a block, whose copies stay in a cache and for which that run is called; None: all.
+            untouched: names of tensors that it takes in half precision.
+            scratch: allocates the buffer, on the device of a tensor.
+        """
         ((wide, run),) = runs.items()
-        result = RESULTS[wide.kind]
-        results = (result, "db")
+        results = (RESULTS[wide.kind], "db")
         strides = {"x": wide.x_strides, "w": wide.w_strides, "dw": wide.w_strides}
 
-        def run_widened(tensors: MutableMapping[str, Tensor]) -> None:
-            given = {}
-            bias = tensors.pop("bias", None) if wide.kind is Pass.DGRAD else None
+        def copies(tensors: Mapping[str, Tensor], buffer: Tensor, first: int = 0) -> dict[str, Tensor]:
+            found = {}
             for name, tensor in tensors.items():
                 if name in untouched:
-                    given[name] = tensor
-                elif name != "owner":
-                    layout = strides.get(name, wide.y_strides) if tensor.dim() > 1 else (1,)
-                    given[name] = _empty(tensor, layout) if name in results else _wide(tensor, layout)
-            run(given)
-            if bias is not None:  # of a transposed convolution
-                given["x"].add_(per_channel(bias, given["x"].dim()))
-            for name in results:
-                if name in tensors:
-                    tensors[name].copy_(given[name])
+                    found[name] = tensor
+                    continue
+                layout = strides.get(name, wide.y_strides) if tensor.dim() > 1 else (1,)
+                once = _once(tensor, layout)
+                copy = buffer.as_strided(once.shape, layout, first)
+                found[name] = copy if name in results else copy.copy_(once).expand(tensor.shape)
+                first += _room(once)
+            return found
+
+        def run_widened(tensors: MutableMapping[str, Tensor]) -> None:
+            bias = tensors.pop("bias", None) if wide.kind is Pass.DGRAD else None  # of a transposed convolution
+            split = {name: tensors[name].split(images or wide.batch) for name in _IMAGES if name in tensors}
+            others = {name: tensor for name, tensor in tensors.items() if name not in _IMAGES}
+            whole = sum(map(_room, others.values()))
+            buffer = (scratch or _new)(tensors["y"], whole + sum(_room(parts[0]) for parts in split.values()))
+            shared = copies(others, buffer)
+            for block in zip(*split.values(), strict=True):
+                half = dict(zip(split, block, strict=True))
+                given = {**shared, **copies(half, buffer, whole)}
+                run(given)
+                if bias is not None:
+                    given["x"].add_(per_channel(bias, given["x"].dim()))
+                for name in results:
+                    if name in given:
+                        (half if name in half else tensors)[name].copy_(given[name])
 
         return run_widened
 
@@ -94,15 +124,17 @@ def _dense(shape: Shape, strides: Strides) -> Strides:
     return tuple(0 if given == 0 else step for given, step in zip(strides, dense, strict=True))
 
 
-def _empty(like: Tensor, strides: Strides) -> Tensor:
-    return torch.empty_strided(like.shape, strides, dtype=torch.float32, device=like.device)
-
-
-def _wide(tensor: Tensor, strides: Strides) -> Tensor:
-    """Float32 copy with the given strides."""
-    if 0 not in strides:
-        return _empty(tensor, strides).copy_(tensor)
-    once = tensor
+def _once(tensor: Tensor, strides: Strides) -> Tensor:
+    """The tensor with an extent of 1 where its copy is expanded."""
     for dim, stride in enumerate(strides):
-        once = once.narrow(dim, 0, 1) if stride == 0 else once
-    return _empty(once, strides).copy_(once).expand(tensor.shape)
+        tensor = tensor.narrow(dim, 0, 1) if stride == 0 else tensor
+    return tensor
+
+
+def _room(tensor: Tensor) -> int:
+    """Elements of a buffer for a copy: a multiple of a cache line."""
+    return (tensor.numel() + 15) // 16 * 16
+
+
+def _new(like: Tensor, count: int) -> Tensor:
+    return torch.empty(count, dtype=torch.float32, device=like.device)
