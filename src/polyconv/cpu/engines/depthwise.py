@@ -51,7 +51,11 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
 
 def takes_half(problem: Problem) -> bool:
     """True if the kernels take half-precision tensors, of which they widen blocks of channels: dense ones."""
-    tensors = (problem.x_shape, problem.x_strides), (problem.w_shape, problem.w_strides), (problem.y_shape, problem.y_strides)
+    tensors = (
+        (problem.x_shape, problem.x_strides),
+        (problem.w_shape, problem.w_strides),
+        (problem.y_shape, problem.y_strides),
+    )
     return problem.rank == 2 and all(layout(*tensor) in ("nchw", "nhwc") for tensor in tensors)
 
 
