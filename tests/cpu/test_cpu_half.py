@@ -170,7 +170,7 @@ def test_depthwise_bits_do_not_depend_on_threads(dtype: torch.dtype) -> None:
 
 @both
 def test_conversions_are_exact_and_round_to_nearest(dtype: torch.dtype, instruction_set: str) -> None:
-    """Through one tap: all numbers of the dtype by 1, NaN and infinities included, and products by ties and subnormals."""
+    """Through one tap: all numbers of the dtype, infinities and NaN included; products have ties and subnormals."""
     every = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype)
     x, y = every.reshape(2, 2, 128, 128), torch.empty(2, 2, 128, 128, dtype=dtype)
     for factor in (1.0, 0.5, 1.0 + 2 * torch.finfo(dtype).eps, 2.0**-6 * 1.5, -3.0):

@@ -49,7 +49,7 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
 
 
 def _no_half_kernel(dtype: str) -> str | None:
-    """Refusal of a dtype for which ATen has only its reference path on this processor, where there are other kernels."""
+    """Refusal of a dtype for which ATen has only its reference path on this processor."""
     if _runs_in_onednn(dtype):
         return None
     return f"this processor has no instructions for PyTorch's {dtype} kernels: its reference path would run"
