@@ -438,7 +438,7 @@ def test_what_was_measured_is_not_autotuned(timed: Timed, tmp_path: Path) -> Non
     assert online.turns() == 1
 
 
-@pytest.mark.parametrize(("dtype", "turns"), [(torch.float64, 0), (torch.bfloat16, 1), (torch.float16, 1)])
+@pytest.mark.parametrize(("dtype", "turns"), [(torch.float64, 0), (torch.bfloat16, 3), (torch.float16, 3)])
 def test_what_has_no_choice_is_not_autotuned(timed: Timed, dtype: torch.dtype, turns: int) -> None:
     x, w = (tensor.to(dtype) for tensor in tensors())
     for _ in range(3):
