@@ -200,12 +200,12 @@ def test_a_block_ends_what_was_set_in_it() -> None:
 
 def test_blocks_of_threads_that_allow_low_precision_end_in_any_order() -> None:
     before = settings.current()
-    one, other = settings.allow_low_precision(), settings.allow_low_precision()
+    one, other = settings.allow_low_precision(False), settings.allow_low_precision(False)
     tuned = settings.use(tuning_file=())
     for block in (one, tuned, other):
         block.__enter__()
     one.__exit__(None, None, None)
-    assert settings.current().allow_low_precision
+    assert not settings.current().allow_low_precision
     other.__exit__(None, None, None)
     assert settings.current() == replace(before, tuning_file=())
     tuned.__exit__(None, None, None)
@@ -215,12 +215,12 @@ def test_blocks_of_threads_that_allow_low_precision_end_in_any_order() -> None:
 def test_what_is_allowed_without_a_block_holds_for_the_block_around_it() -> None:
     before = settings.current()
     with settings.use(workspace_bytes=1):
-        settings.allow_low_precision()
-        assert settings.current() == replace(before, workspace_bytes=1, allow_low_precision=True)
+        settings.allow_low_precision(False)
+        assert settings.current() == replace(before, workspace_bytes=1, allow_low_precision=False)
     assert settings.current() is before
-    settings.allow_low_precision()
-    assert settings.current() == replace(before, allow_low_precision=True)
     settings.allow_low_precision(False)
+    assert settings.current() == replace(before, allow_low_precision=False)
+    settings.allow_low_precision()
     assert settings.current() == before
 
 
@@ -323,6 +323,7 @@ def test_an_interrupt_at_any_step_ends_a_block_that_allows_low_precision() -> No
 
 
 SWITCHES = {"allow_low_precision": polyconv.allow_low_precision, "benchmark": polyconv.benchmark}
+NOT_THE_DEFAULT = {"allow_low_precision": False, "benchmark": True}
 
 
 @pytest.mark.parametrize("name", SWITCHES)
@@ -330,13 +331,14 @@ SWITCHES = {"allow_low_precision": polyconv.allow_low_precision, "benchmark": po
 def test_an_interrupt_at_any_step_of_a_switch_leaves_nothing_behind(name: str, nested: bool) -> None:
     """From the constructor call, through entry into its block, to its exit."""
     switch, before, entered = SWITCHES[name], settings.current(), state_version.current()
+    on = NOT_THE_DEFAULT[name]
 
     def block() -> None:
-        with switch():
-            assert getattr(settings.current(), name)
+        with switch(on):
+            assert getattr(settings.current(), name) is on
             if nested:
-                with switch(False):
-                    assert not getattr(settings.current(), name)
+                with switch(not on):
+                    assert getattr(settings.current(), name) is not on
 
     steps = 0
     for step in interrupted_at_each_step(block, settings, state_version, scopes):
@@ -350,11 +352,13 @@ def test_an_interrupt_at_any_step_of_a_switch_leaves_nothing_behind(name: str, n
 
 @pytest.mark.parametrize("name", SWITCHES)
 def test_all_uses_of_a_switch(name: str) -> None:
+    on = NOT_THE_DEFAULT[name]
+
     def is_on() -> bool:
-        return bool(getattr(settings.current(), name))
+        return getattr(settings.current(), name) is on
 
     switch, before = SWITCHES[name], settings.current()
-    made = switch()
+    made = switch(on)
     assert is_on()
     with made, made:
         with made:
@@ -369,24 +373,24 @@ def test_all_uses_of_a_switch(name: str) -> None:
     assert settings.current() == before
 
     with ExitStack() as stack:
-        assert stack.enter_context(switch()) is None  # type: ignore[func-returns-value]
+        assert stack.enter_context(switch(on)) is None  # type: ignore[func-returns-value]
         assert is_on()
     assert settings.current() == before
 
-    inside = switch()(is_on)  # type: ignore[operator]
+    inside = switch(on)(is_on)  # type: ignore[operator]
     assert not is_on()
     assert [inside(), inside(), is_on()] == [True, True, False]
     del inside
     assert settings.current() == before
 
-    with pytest.raises(KeyError), switch():
+    with pytest.raises(KeyError), switch(on):
         raise KeyError
     assert settings.current() == before
 
-    made = switch()
+    made = switch(on)
     del made
     assert is_on()
-    switch(False)
+    switch(not on)
     assert settings.current() == before
 
 

@@ -63,7 +63,7 @@ class Settings:
     """``POLYCONV_JIT``: ``off`` never runs the CUDA compiler; a kernel that is not on disk is then an error."""
     kernels: Path | None = None
     """``POLYCONV_KERNELS``: folder of compiled kernels from ``polyconv warmup -o``, searched before the cache."""
-    allow_low_precision: bool = False
+    allow_low_precision: bool = True
     """``POLYCONV_ALLOW_LOW_PRECISION``: see :func:`allow_low_precision`. ``on`` or ``off``."""
     benchmark: bool = False
     """``POLYCONV_BENCHMARK``: see :func:`benchmark`. ``on`` or ``off``."""
@@ -410,15 +410,15 @@ def _keep(entry: ScopeEntry[_Change]) -> None:
 
 
 def allow_low_precision(allow: bool = True) -> AbstractContextManager[None]:
-    """Follow ``torch.autocast`` on a CPU: for the process or, as a context manager, for a block.
+    """Follow ``torch.autocast`` on a CPU, or do not: for the process or, as a context manager, for a block.
 
-    By default a convolution on a CPU computes in float32 and returns float32, also under ``torch.autocast``. Once
-    allowed, PyTorch's own convolution runs in autocast's dtype. On a GPU autocast is always followed, because there the
-    kernels multiply 16-bit elements, sum in float32 and round the result once::
+    By default it is followed, as by ``torch.nn``: operands and result have the region's dtype, sums are float32. With
+    ``False`` a convolution on a CPU computes in float32 and returns float32. On a GPU autocast is always followed::
 
-        polyconv.allow_low_precision()
-        with polyconv.allow_low_precision(), torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
             y = conv(x)  # bfloat16
+            with polyconv.allow_low_precision(False):
+                y = conv(x)  # float32
     """
     return iadd(_Switched(allow_low_precision=bool(allow)), _UNUSED)  # type: ignore[no-any-return]
 

@@ -71,8 +71,9 @@ def test_float64_and_half_precision() -> None:
     assert plan_cpu(double, SERVER).chosen.engine == reference.NAME
     half = replace(double, dtype="bfloat16")
     plan = plan_cpu(half, SERVER)
-    assert plan.chosen.engine == aten.NAME
-    assert plan.reason == "polyconv has no CPU kernels for bfloat16"
+    assert plan.chosen.engine != aten.NAME
+    assert plan.chosen.widened
+    assert "PyTorch's convolution in float32, ATen" in {one.name for one in plan.candidates}
 
 
 def test_the_border_of_an_input_gradient_is_folded() -> None:

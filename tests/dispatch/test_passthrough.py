@@ -20,8 +20,10 @@ import polyconv
 from entered import entered
 from polyconv import nn as nn_module
 from polyconv.autotune import preferences
-from polyconv.dispatch import passthrough
+from polyconv.cpu import native, planner
+from polyconv.dispatch import passthrough, prepare
 from polyconv.nn import Convolution
+from polyconv.problem import Problem
 
 SIZE = (2, 8, 9, 11)
 
@@ -38,10 +40,29 @@ def empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polyconv.nn.again", memory.again)
 
 
+def never(problem: Problem) -> bool:
+    return False
+
+
+@pytest.fixture(autouse=True)
+def no_other_plan(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """ATen's convolution is the only candidate, as without native kernels."""
+
+    def forget() -> None:
+        for plans in (planner._plan, planner._offered_here, planner._gain):
+            plans.cache_clear()
+        prepare.known.clear()
+
+    forget()
+    monkeypatch.setattr(native, "takes", never)
+    yield
+    forget()
+
+
 def left_to_torch(kind: type[polyconv.Conv2d] = polyconv.Conv2d, **options: Any) -> tuple[polyconv.Conv2d, Tensor]:
-    """A module whose last call was a passthrough. Half precision has no other plan on the CPU."""
-    conv = kind(8, 8, **{"kernel_size": 3, "dtype": torch.bfloat16, **options})
-    x = torch.randn(SIZE, dtype=torch.bfloat16)
+    """A module whose last call was a passthrough. There is no other plan."""
+    conv = kind(8, 8, **{"kernel_size": 3, **options})
+    x = torch.randn(SIZE)
     conv(x)
     assert AGAIN not in entered(lambda: conv(x))
     return conv, x
@@ -151,16 +172,19 @@ def test_a_method_of_a_class_is_seen(owner: type, monkeypatch: pytest.MonkeyPatc
         assert torch.equal(conv(x), F.conv2d(x, conv.weight))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("takes", [never, native.takes], ids=["ATen", "own kernels"])
 @pytest.mark.parametrize("name", ["weight", "bias"])
 @pytest.mark.parametrize("layer", [polyconv.Conv2d, polyconv.ConvTranspose2d])
 @pytest.mark.parametrize("by_class", [False, True])
-def test_what_hides_a_parameter_is_used(by_class: bool, layer: type[Any], name: str, dtype: torch.dtype) -> None:
+def test_what_hides_a_parameter_is_used(
+    by_class: bool, layer: type[Any], name: str, takes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also with polyconv's kernels."""
-    conv, x = type("Hiding", (layer,), {})(8, 8, 3, dtype=dtype), torch.randn(SIZE, dtype=dtype)
+    monkeypatch.setattr(native, "takes", takes)
+    conv, x = type("Hiding", (layer,), {})(8, 8, 3), torch.randn(SIZE)
     for _ in range(2):
         conv(x)
-    hiding = torch.randn(conv._parameters[name].shape, dtype=dtype)
+    hiding = torch.randn(conv._parameters[name].shape)
     if by_class:
         setattr(type(conv), name, property(lambda _: hiding))
     else:
@@ -182,7 +206,7 @@ def test_what_hides_a_parameter_is_used(by_class: bool, layer: type[Any], name: 
 def test_what_another_thread_sets_during_the_first_call_is_seen(
     layer: type[Any], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    conv, x = layer(8, 8, 3, dtype=torch.bfloat16), torch.randn(SIZE, dtype=torch.bfloat16)
+    conv, x = layer(8, 8, 3), torch.randn(SIZE)
     remember, value = passthrough.remember, {"activation": "relu", **ATTRIBUTES}[name]
 
     def meanwhile(*arguments: Any) -> None:
@@ -204,7 +228,7 @@ def test_what_another_thread_sets_during_the_first_call_is_seen(
 
 
 def test_a_promise_during_the_first_call_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    conv, x = polyconv.Conv2d(8, 8, 3, dtype=torch.bfloat16), torch.randn(SIZE, dtype=torch.bfloat16)
+    conv, x = polyconv.Conv2d(8, 8, 3), torch.randn(SIZE)
     remember = passthrough.remember
 
     def meanwhile(*arguments: Any) -> None:
@@ -221,7 +245,7 @@ def test_a_promise_during_the_first_call_is_seen(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("frozen", [False, True])
 def test_tensors_may_be_swapped(frozen: bool, mode: Callable[[], contextlib.AbstractContextManager[object]]) -> None:
     conv, _ = left_to_torch(bias=False)
-    x = torch.randn(SIZE, dtype=torch.bfloat16)
+    x = torch.randn(SIZE)
     if frozen:
         polyconv.freeze(conv)
     with mode():
@@ -235,7 +259,7 @@ def test_tensors_may_be_swapped(frozen: bool, mode: Callable[[], contextlib.Abst
 def test_an_unpickled_module_is_left_to_torch_at_once() -> None:
     """Its strings are other objects than the program's."""
     for kind in (polyconv.Conv2d, polyconv.ConvTranspose2d):
-        conv, x = kind(8, 8, 3, dtype=torch.bfloat16), torch.randn(SIZE, dtype=torch.bfloat16)
+        conv, x = kind(8, 8, 3), torch.randn(SIZE)
         twin = pickle.loads(pickle.dumps(conv))
         twin(x)
         again = entered(lambda twin=twin, x=x: twin(x))  # type: ignore[misc]
@@ -288,8 +312,8 @@ def test_a_subclass_that_changes_the_weight_has_its_way() -> None:
         def _conv_forward(self, input: Tensor, weight: Tensor, *rest: Any) -> Tensor:
             return super()._conv_forward(input, 2 * weight, *rest)
 
-    conv = Doubled(8, 8, 3, bias=False, dtype=torch.bfloat16)
-    x = torch.randn(SIZE, dtype=torch.bfloat16)
+    conv = Doubled(8, 8, 3, bias=False)
+    x = torch.randn(SIZE)
     for _ in range(3):
         assert torch.equal(conv(x), F.conv2d(x, 2 * conv.weight))
 
@@ -350,7 +374,7 @@ def _attempt(conv: polyconv.Conv2d, x: Tensor) -> None:
 
 def test_a_weight_of_another_shape_is_looked_at() -> None:
     conv, x = left_to_torch()
-    conv.weight.data = torch.randn(8, 8, 5, 5, dtype=torch.bfloat16)
+    conv.weight.data = torch.randn(8, 8, 5, 5)
     assert AGAIN in entered(lambda: conv(x))
 
 

@@ -15,7 +15,7 @@ from polyconv.cpu import native
 from polyconv.cpu.planner import plan_cpu
 from polyconv.cuda.planner import DEVICES
 from polyconv.measure.workloads import find
-from polyconv.problem import Pass
+from polyconv.problem import Pass, Problem
 from recording import Recorder
 
 
@@ -66,7 +66,9 @@ def test_a_call() -> None:
     text = str(polyconv.explain(polyconv.conv2d, x, w, padding=(0, 1, 2, -1)))
     assert "padding 0,1,2,-1" in text
     half = str(polyconv.explain(polyconv.conv2d, x.bfloat16(), w.bfloat16(), padding=(0, 1, 2, -1)))
-    assert "PyTorch's convolution on a padded copy" in half
+    assert " in float32, " in half
+    other = Problem.make("fprop", x.shape, w.shape, padding=(0, 1, 2, -1), dtype="bfloat16")
+    assert "PyTorch's convolution on a padded copy, ATen" in {one.name for one in plan_cpu(other).candidates}
 
 
 def test_a_model_names_its_modules_and_what_is_not_ours() -> None:

@@ -125,10 +125,10 @@ int64_t LongestSumOp(int64_t terms, const std::vector<int64_t>& plan_numbers) {
   return ReadPlan(plan_numbers).kernels->longest_sum(Narrow(terms, "the terms of a sum"));
 }
 
-// Hash of the bits of a dense float32 tensor, in address order.
+// Hash of the bits of a dense tensor, in address order.
 int64_t HashOp(const Tensor& dense) {
   Require(dense.is_contiguous(), "a hash is of a dense tensor");
-  return static_cast<int64_t>(Hash(dense.const_data_ptr<float>(), dense.numel() * sizeof(float)));
+  return static_cast<int64_t>(Hash(dense.const_data_ptr(), dense.numel() * dense.element_size()));
 }
 
 #if TORCH_FEATURE_VERSION >= TORCH_VERSION_2_11_0

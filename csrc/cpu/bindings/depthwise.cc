@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bindings/forward.h"
+#include "bindings/half.h"
 #include "bindings/tensors.h"
 #include "common/memory.h"
 #include "depthwise/depthwise.h"
@@ -53,24 +54,157 @@ DepthwiseCorrelation Describe(const View& x, const View& w, const View& y, const
   return c;
 }
 
+void SetBias(DepthwiseCorrelation& conv, const std::optional<View>& bias) {
+  if (!bias.has_value()) return;
+  conv.bias = bias->const_data_ptr<float>();
+  conv.bias_step = bias->stride(0);
+}
+
+// Calls run(image, first, count, memory) for blocks of groups of an image whose float32 copies, `floats` per group, stay
+// in a core's cache. Blocks depend on the sizes only. Each runs in one thread.
+template <class Run>
+void ForEachBlock(int64_t images, int64_t groups, int64_t together, std::size_t floats, const Run& run) {
+  constexpr std::size_t kFloatsOfABlock = std::size_t{1} << 16;
+  const int64_t wanted = static_cast<int64_t>(std::max<std::size_t>(1, kFloatsOfABlock / floats));
+  const int64_t size = std::min(groups, (wanted + together - 1) / together * together);
+  const int64_t blocks = (groups + size - 1) / size;
+  TheRuntime().parallel_for(images * blocks, [&](int64_t begin, int64_t end) {
+    static thread_local Scratch scratch;
+    float* memory = scratch.Get(floats * static_cast<std::size_t>(size));
+    for (int64_t task = begin; task < end; task++) {
+      const int64_t first = task % blocks * size;
+      run(task / blocks, first, std::min(size, groups - first), memory);
+    }
+  });
+}
+
+const Runtime& OneThread() {
+  static const Runtime runtime{
+      [](int64_t count, const std::function<void(int64_t, int64_t)>& body) { body(0, count); }, 1};
+  return runtime;
+}
+
+void SetX(DepthwiseShape& s, const HalfImages::Strides& strides, std::ptrdiff_t batch) {
+  s.x_batch = batch, s.x_channel = strides.channel, s.x_row = strides.row, s.x_column = strides.column;
+}
+void SetY(DepthwiseShape& s, const HalfImages::Strides& strides, std::ptrdiff_t batch) {
+  s.y_batch = batch, s.y_channel = strides.channel, s.y_row = strides.row, s.y_column = strides.column;
+}
+
+// A correlation of half-precision tensors.
+void CorrelateHalf(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, const Tensor& y,
+                   const Geometry& geometry, AxisOf axis_of, const std::optional<Tensor>& residual,
+                   const Epilogue<float>& epilogue) {
+  const HalfImages from(x), to(y), added(residual.has_value() ? *residual : y);
+  HalfElements weights(w), biases(bias.has_value() ? *bias : w);
+  DepthwiseCorrelation whole{ShapeOf(x, w, y, geometry, axis_of)};
+  whole.reads = Extent(x, 1) / whole.groups;
+  whole.writes = Extent(y, 1) / whole.groups;
+  whole.batch = 1;
+  whole.w = weights.Widened(w);
+  whole.bias = bias.has_value() ? biases.Widened(*bias) : nullptr;
+  whole.bias_step = 1;
+  whole.epilogue = epilogue;
+  const std::size_t read = from.SizeOf(whole.reads), written = to.SizeOf(whole.writes);
+  const std::size_t kept = residual.has_value() ? written : 0;
+  ForEachBlock(x.size(0), whole.groups, std::max(from.together(), to.together()), read + written + kept,
+               [&](int64_t image, int64_t first, int64_t groups, float* memory) {
+                 const auto count = static_cast<std::size_t>(groups);
+                 DepthwiseCorrelation block = whole;
+                 float* y_copy = memory + count * read;
+                 float* residual_copy = y_copy + count * written;
+                 block.groups = static_cast<int>(groups);
+                 block.x = memory, block.y = y_copy;
+                 block.w += first * whole.reads * whole.writes * whole.w_channel;
+                 if (block.bias != nullptr) block.bias += first * whole.writes;
+                 SetX(block, from.StridesOf(groups * whole.reads), 0);
+                 SetY(block, to.StridesOf(groups * whole.writes), 0);
+                 from.WidenTo(memory, image, first * whole.reads, groups * whole.reads);
+                 if (kept > 0) {
+                   added.WidenTo(residual_copy, image, first * whole.writes, groups * whole.writes);
+                   block.epilogue.residual = residual_copy;
+                 }
+                 RunDepthwise(TheSet(), block, OneThread());
+                 to.RoundFrom(y_copy, image, first * whole.writes, groups * whole.writes);
+               });
+}
+
+// Each image has a gradient of its own; they are summed in double.
+void WeightGradientHalf(const Tensor& x, const Tensor& dy, const Tensor& dw, const std::optional<Tensor>& db,
+                        const Geometry& geometry) {
+  constexpr int64_t kMostParts = 64;
+  const HalfImages from(x), to(dy);
+  HalfElements weights(dw), biases(db.has_value() ? *db : dw);
+  DepthwiseWeightGradient whole{ShapeOf(x, dw, dy, geometry, &ForwardAxis)};
+  whole.multiplier = Extent(dy, 1) / whole.groups;
+  whole.bias_step = 1;
+  const int64_t images = whole.batch, together = (images + kMostParts - 1) / kMostParts;
+  const int64_t parts = (images + together - 1) / together;
+  const std::size_t size = weights.size(), outputs = static_cast<std::size_t>(dy.size(1)), part = size + outputs;
+  std::vector<float> sums(part * static_cast<std::size_t>(parts));  // [part][dw, db]
+  const std::size_t read = together * from.SizeOf(1), other = together * to.SizeOf(whole.multiplier);
+  ForEachBlock(parts, whole.groups, std::max(from.together(), to.together()), read + other,
+               [&](int64_t number, int64_t first, int64_t groups, float* memory) {
+                 DepthwiseWeightGradient block = whole;
+                 float* dy_copy = memory + static_cast<std::size_t>(groups) * read;
+                 const int64_t channels = groups * whole.multiplier, first_image = number * together;
+                 block.batch = static_cast<int>(std::min(together, images - first_image));
+                 block.groups = static_cast<int>(groups);
+                 block.x = memory, block.dy = dy_copy;
+                 block.dw = sums.data() + number * part + first * whole.multiplier * whole.w_channel;
+                 if (db.has_value()) block.db = sums.data() + number * part + size + first * whole.multiplier;
+                 SetX(block, from.StridesOf(groups), static_cast<std::ptrdiff_t>(from.SizeOf(groups)));
+                 SetY(block, to.StridesOf(channels), static_cast<std::ptrdiff_t>(to.SizeOf(channels)));
+                 for (int64_t image = 0; image < block.batch; image++) {
+                   from.WidenTo(memory + image * block.x_batch, first_image + image, first, groups);
+                   to.WidenTo(dy_copy + image * block.y_batch, first_image + image, first * whole.multiplier, channels);
+                 }
+                 RunDepthwise(TheSet(), block, OneThread());
+               });
+  const auto add_up = [&](HalfElements& total, std::size_t offset, const Tensor& target) {
+    for (std::size_t i = 0; i < total.size(); i++) {
+      double sum = 0.0;
+      for (int64_t number = 0; number < parts; number++) sum += sums[number * part + offset + i];
+      total.data()[i] = static_cast<float>(sum);
+    }
+    total.RoundTo(target);
+  };
+  add_up(weights, 0, dw);
+  if (db.has_value()) add_up(biases, size, *db);
+}
+
 void ForwardOp(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, const Tensor& y,
                const std::vector<int64_t>& geometry, const std::optional<Tensor>& residual, int64_t activation,
                double a, double b) {
-  DepthwiseForward(x, w, bias, y, ReadGeometry(geometry), ReadEpilogue<float>(residual, activation, a, b, y));
+  const Geometry read = ReadGeometry(geometry);
+  if (IsHalf(x)) {
+    RequireDepthwise(x, w, y, read);
+    RequireResidual(residual, y);
+    const auto epilogue = ReadEpilogue<float>(std::nullopt, activation, a, b, y);
+    if (y.numel() > 0) CorrelateHalf(x, w, bias, y, read, &ForwardAxis, residual, epilogue);
+    return;
+  }
+  DepthwiseForward(x, w, bias, y, read, ReadEpilogue<float>(residual, activation, a, b, y));
 }
 
-void InputGradientOp(const Tensor& dy, const Tensor& w, const Tensor& dx,
-                     const std::vector<int64_t>& geometry_numbers) {
+// `bias`: of a transposed convolution.
+void InputGradientOp(const Tensor& dy, const Tensor& w, const Tensor& dx, const std::vector<int64_t>& geometry_numbers,
+                     const std::optional<Tensor>& bias) {
   const Geometry geometry = ReadGeometry(geometry_numbers);
   RequireDepthwise(dx, w, dy, geometry);
   Require(geometry.border == Border::kZeros, "the depthwise input gradient knows only a border of zeros");
-  if (dx.numel() > 0) RunDepthwise(TheSet(), Describe(dy, w, dx, geometry, &GradientAxis), TheRuntime());
+  if (dx.numel() == 0) return;
+  if (IsHalf(dx)) return CorrelateHalf(dy, w, bias, dx, geometry, &GradientAxis, std::nullopt, {});
+  DepthwiseCorrelation conv = Describe(dy, w, dx, geometry, &GradientAxis);
+  SetBias(conv, bias);
+  RunDepthwise(TheSet(), conv, TheRuntime());
 }
 
 void WeightGradientOp(const Tensor& x, const Tensor& dy, const Tensor& dw, const std::optional<Tensor>& db,
                       const std::vector<int64_t>& geometry_numbers) {
   const Geometry geometry = ReadGeometry(geometry_numbers);
   RequireDepthwise(x, dw, dy, geometry);
+  if (IsHalf(x)) return WeightGradientHalf(x, dy, dw, db, geometry);
   DepthwiseWeightGradient g{ShapeOf(x, dw, dy, geometry, &ForwardAxis)};
   g.x = x.const_data_ptr<float>();
   g.dy = dy.const_data_ptr<float>();
@@ -102,10 +236,7 @@ void DepthwiseForward(const View& x, const View& w, const std::optional<View>& b
   RequireDepthwise(x, w, y, geometry);
   DepthwiseCorrelation conv = Describe(x, w, y, geometry, &ForwardAxis);
   conv.epilogue = epilogue;
-  if (bias.has_value()) {
-    conv.bias = bias->const_data_ptr<float>();
-    conv.bias_step = bias->stride(0);
-  }
+  SetBias(conv, bias);
   if (y.numel() > 0) RunDepthwise(TheSet(), conv, TheRuntime());
 }
 
@@ -114,7 +245,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(polyconv_cpu, m) {
   m.def(
       "depthwise_fprop(Tensor x, Tensor w, Tensor? bias, Tensor(a!) y, int[] geometry, "
       "Tensor? residual=None, int activation=0, float activation_a=0, float activation_b=0) -> ()");
-  m.def("depthwise_dgrad(Tensor dy, Tensor w, Tensor(a!) dx, int[] geometry) -> ()");
+  m.def("depthwise_dgrad(Tensor dy, Tensor w, Tensor(a!) dx, int[] geometry, Tensor? bias=None) -> ()");
   m.def("depthwise_longest_sum(int[] sizes, int[] geometry) -> int");
   m.def("depthwise_wgrad(Tensor x, Tensor dy, Tensor(a!) dw, Tensor(b!)? db, int[] geometry) -> ()");
 }

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import settings
 from ..activation import Activation
-from ..problem import PaddingMode, Problem
+from ..problem import ELEMENT_BYTES, PaddingMode, Problem
 from ..runtime.lazy_import import imported
 from ..settings import INSTRUCTION_SETS, Settings
 
@@ -24,6 +24,9 @@ _MODULE = "polyconv.cpu._native"
 
 LARGEST_EXTENT = 2**31 - 1
 """Largest extent of a tensor along an axis: the kernels index in 32 bits."""
+
+SMALLEST_SCRATCH = 2**22
+"""Elements of the smallest buffer of :func:`scratch`: 16 MiB, the least that the output pool serves."""
 
 
 @lru_cache(maxsize=1)
@@ -62,9 +65,9 @@ def is_available() -> bool:
 
 
 def takes(problem: Problem) -> bool:
-    """True if there are kernels for the problem's dtype and extents."""
+    """True if there are kernels for the problem's dtype and extents. Half precision is widened to float32."""
     largest = max(*problem.x_shape, *problem.w_shape, *problem.y_shape)
-    return is_available() and problem.dtype in ("float32", "float64") and largest <= LARGEST_EXTENT
+    return is_available() and problem.dtype in ELEMENT_BYTES and largest <= LARGEST_EXTENT
 
 
 def _operators() -> Any:
@@ -110,6 +113,12 @@ def empty_output(like: Tensor, shape: Sequence[int], strides: Sequence[int]) -> 
     settings.current()  # applies the pool limit
     pooled: Tensor = operators.empty_output(like, list(shape), list(strides))
     return pooled if pooled.numel() else like.new_empty_strided(shape, strides)
+
+
+def scratch(like: Tensor, count: int) -> Tensor:
+    """Float32 buffer for ``count`` elements of one call, from the output pool: new pages cost more than a copy."""
+    sizes = [1 << max(SMALLEST_SCRATCH - 1, count - 1).bit_length()]
+    return empty_output(like.new_empty(0, dtype=torch.float32), sizes, [1])
 
 
 @lru_cache(maxsize=1)

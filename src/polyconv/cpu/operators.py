@@ -58,8 +58,10 @@ def common_operators(
         if weights is not None:
             transformed = weights.of(x, w, y, geometry, plan, frozen, tensors.get("owner"))
             if instead is not None and transformed is not None and (other := judge(w, transformed)) is not None:
-                other(tensors)
+                other({**tensors, "w": w.float()})
                 return
+            if w.dtype != x.dtype:  # half precision
+                w = w.float() if transformed is None else transformed.as_strided(w.shape, (0,) * w.dim())
         residual = tensors.get("residual")
         forward(x, w, tensors.get("bias"), y, geometry, plan, transformed, residual, *activation)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 
 
 class CpuCandidate:
@@ -10,7 +11,7 @@ class CpuCandidate:
     evaluated at most once and only if the candidate is about to be chosen or explained: cost rules out most of twenty
     candidates."""
 
-    __slots__ = ("_error", "algorithm", "cycles", "direct", "engine", "form", "refusal", "weight_cycles")
+    __slots__ = ("_error", "algorithm", "copy_cycles", "cycles", "direct", "engine", "form", "refusal", "weight_cycles")
 
     def __init__(
         self,
@@ -38,6 +39,19 @@ class CpuCandidate:
         self._error = error
         self.refusal = refusal
         """Why it cannot run this problem, or None."""
+        self.copy_cycles = 0.0
+        """Estimated cycles, beside ``cycles``, of conversions between half precision and float32."""
+
+    def on_copies(self, cycles: float) -> CpuCandidate:
+        """This candidate on float32 copies of half-precision tensors, which cost ``cycles``."""
+        found = copy(self)
+        found.copy_cycles = cycles
+        return found
+
+    @property
+    def widened(self) -> bool:
+        """True if it runs in float32 on copies of half-precision tensors."""
+        return self.copy_cycles > 0
 
     @property
     def error(self) -> float:
@@ -48,10 +62,11 @@ class CpuCandidate:
 
     @property
     def name(self) -> str:
-        return f"{self.form}, {self.engine}"
+        return f"{self.form}{' in float32' if self.widened else ''}, {self.engine}"
 
     def _key(self) -> tuple[object, ...]:
-        return self.engine, self.form, self.algorithm, self.direct, self.cycles, self.weight_cycles, self.refusal
+        costs = self.cycles, self.weight_cycles, self.copy_cycles
+        return self.engine, self.form, self.algorithm, self.direct, *costs, self.refusal
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CpuCandidate) and self._key() == other._key() and self.error == other.error

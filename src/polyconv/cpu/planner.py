@@ -18,8 +18,9 @@ from torch import Tensor
 
 from ..backend import Run
 from ..lowering.border import Folded, has_border, padded
+from ..lowering.widen import Widened, widened
 from ..numerics.known_weights import keeping_tolerance
-from ..numerics.prediction import Way
+from ..numerics.prediction import Way, rounding_error
 from ..problem import HALF_DTYPES, IMAGE_CHANNELS, Pass, Problem
 from ..selection import TRIALS, Candidate, PlanError, Preference, Selection, by_cost, select, why_not, worth_timing
 from . import native
@@ -53,6 +54,18 @@ CLOCK = 2.5e9
 CHECK_CYCLES, CHECK_BYTES = 8e3, 8.0
 """Cost of checking that a cached weight is unchanged: cycles per call, and bytes hashed per cycle."""
 
+CONVERTED_CYCLES = 1.0
+"""Cycles per element that is widened to float32 or rounded to half precision: bound by memory."""
+
+CONVERTED_IN_CACHE = 0.3
+"""Share of that cost where kernels convert small blocks."""
+
+WIDENED_AT_A_TIME = 2**20
+"""Elements of input and output that are widened together, at most or for one image, so that they stay in a cache."""
+
+WEIGHT_SHARE = 8
+"""Least ratio of these elements to those of the weight, which may be transformed for each block."""
+
 LARGEST_TIMED_WEIGHT = 2**25
 """Largest weight [elements] for which candidates are timed. A larger one is a matrix product written as a convolution,
 as in a VGG: there is nothing to gain, and each candidate would take hundreds of megabytes more."""
@@ -81,6 +94,10 @@ UNCORRECTED = (engines_volumes.NAME, signals.NAME, patches.NAME)
 that of memory traffic or of a matrix product."""
 
 
+BATCHED: tuple[ModuleType, ...] = (tile_lanes, channel_lanes, pointwise, aten)
+"""Engines whose prepared forward pass and input gradient take any number of images."""
+
+
 def engine_of(candidate: CpuCandidate) -> ModuleType:
     """The engine that offers and runs a candidate."""
     return next(engine for engine in (*ENGINES, engines_volumes) if candidate.engine == engine.NAME)
@@ -99,8 +116,9 @@ class CpuPlan:
 
     @property
     def ran(self) -> Problem:
-        """The problem passed to kernels: the padded one, if a border's input gradient is folded."""
-        return self.costs.problem
+        """The problem passed to kernels: the padded one, if a border's input gradient is folded; in float32, if half
+        precision is widened."""
+        return self.costs.problem if self.chosen.widened or not self._is_half else ran_for(self.problem)
 
     @property
     def device(self) -> CpuDevice:
@@ -114,7 +132,12 @@ class CpuPlan:
     @property
     def candidates(self) -> tuple[Candidate, ...]:
         """All candidates, evaluated again. Costs in cycles of one core."""
-        return _selection(self).candidates
+        found = _selection(self).candidates
+        rounding = rounding_error(self.problem)
+        if not rounding:
+            return found
+        wide = {one.name for one in _every(self.problem, self.device, self.own_kernels) if one.widened}
+        return tuple(replace(c, error=c.error + rounding) if c.error and c.name in wide else c for c in found)
 
     @property
     def preference(self) -> str:
@@ -137,7 +160,11 @@ class CpuPlan:
     @property
     def folded(self) -> bool:
         """True if the gradient of the padded input is computed first, and its border then added to the pixels."""
-        return self.ran is not self.problem
+        return _is_folded(self.problem)
+
+    @property
+    def _is_half(self) -> bool:
+        return self.problem.dtype in HALF_DTYPES
 
     @property
     def choice(self) -> str:
@@ -155,7 +182,7 @@ class CpuPlan:
     @property
     def predicted_error(self) -> float:
         """Largest expected error of any output element, relative to the output's scale."""
-        return self.chosen.error
+        return self.chosen.error + (rounding_error(self.problem) if self.chosen.widened else 0.0)
 
     @property
     def cost(self) -> float:
@@ -164,14 +191,16 @@ class CpuPlan:
 
     @property
     def ways(self) -> tuple[Way, ...]:
-        """How fast algorithms sum the output maps; input of the error prediction for known weights."""
+        """How fast algorithms sum the output maps; input of the error prediction for known weights. In half precision
+        the float32 plan has them: here the rounding of the result covers what they tell."""
         engine: Any = self.engine
-        return tuple(engine.ways(self.chosen, self.ran)) if hasattr(engine, "ways") else ()
+        return tuple(engine.ways(self.chosen, self.ran)) if hasattr(engine, "ways") and not self._is_half else ()
 
     @property
     def passthrough(self) -> bool:
         """True if it is ATen's convolution on unchanged tensors."""
-        return self.engine is aten and not self.folded and aten.takes_tensors(self.problem)
+        unchanged = not self.folded and not self.chosen.widened and aten.takes_tensors(self.problem)
+        return self.engine is aten and unchanged
 
     def trials(self, most: int = TRIALS) -> tuple[str, ...]:
         """Names of candidates worth timing, in the cost model's order."""
@@ -190,12 +219,35 @@ class CpuPlan:
     def prepared(self, weights: TransformedWeights | None) -> Run:
         """Bind the plan to its kernel and, if the plan uses it, the weight cache. A cached weight is known, so a plan
         that misses its tolerance for it is replaced by another one."""
+        if self._is_half and self.chosen.widened:
+            if self._takes_half:
+                return depthwise.prepare(self.chosen, self.problem, None)
+            wide = CpuPlan(widened(self.problem), self.costs, self.chosen, None, own_kernels=True)
+            keeps = self.keeps_weights and weights is not None  # the cache widens a weight itself, once
+            untouched = ("w", "owner") if keeps else ("owner",)
+            runs = {wide.problem: wide.prepared(weights)}
+            return Widened(self.problem).adapt(runs, self._images, untouched, native.scratch)
         engine: Any = self.engine
         if self.keeps_weights and weights is not None and self.ways:
             run: Run = engine.prepare(self.chosen, self.ran, weights, self.instead)
         else:
             run = engine.prepare(self.chosen, self.ran, weights if self.keeps_weights else None)
         return Folded(self.problem).adapt({self.ran: run}) if self.folded else run
+
+    @property
+    def _takes_half(self) -> bool:
+        """True if the kernels widen the tensors themselves."""
+        return self.engine is depthwise and not self.folded and depthwise.takes_half(self.problem)
+
+    @property
+    def _images(self) -> int | None:
+        """Images of a block that is widened at a time; None: all, if the weight would be transformed too often."""
+        problem = self.problem
+        if self.engine not in BATCHED or problem.kind is Pass.WGRAD or self.folded:
+            return None
+        image = (prod(problem.x_shape) + prod(problem.y_shape)) // problem.batch
+        images = max(1, WIDENED_AT_A_TIME // image)
+        return images if prod(problem.w_shape) * WEIGHT_SHARE <= images * image else None
 
     def for_weights(self, w: Tensor) -> CpuPlan:
         """The plan that keeps the tolerance for this weight: this one, or one with smaller rounding errors."""
@@ -310,8 +362,16 @@ def _select(
 
 def ran_for(problem: Problem) -> Problem:
     """The problem passed to kernels: for the input gradient with a border, that of the padded input."""
-    folded = problem.rank == 2 and problem.kind is Pass.DGRAD and has_border(problem)
-    return padded(problem) if folded else problem
+    return padded(problem) if _is_folded(problem) else problem
+
+
+def _is_folded(problem: Problem) -> bool:
+    return problem.rank == 2 and problem.kind is Pass.DGRAD and has_border(problem)
+
+
+def _computed(problem: Problem) -> Problem:
+    """The problem that native kernels compute: half precision is widened."""
+    return ran_for(widened(problem) if problem.dtype in HALF_DTYPES else problem)
 
 
 @lru_cache(maxsize=64)
@@ -321,7 +381,7 @@ def _offered_here(problem: Problem, device: CpuDevice) -> tuple[CpuCandidate, ..
 
 
 def _costs(problem: Problem, device: CpuDevice, inference: bool) -> Costs:
-    costs = Costs(ran_for(problem), device, inference)
+    costs = Costs(_computed(problem), device, inference)
     return costs if device.profile is None else replace(costs, call=dispatch_overhead(problem, device, inference))
 
 
@@ -349,7 +409,7 @@ def dispatch_overhead(
 @lru_cache(maxsize=4096)
 def _gain(problem: Problem, device: CpuDevice) -> float:
     """Conservative gain [cycles] of the best native kernel over ATen for a pass; 0 if there is none."""
-    costs = Costs(ran_for(problem), device, False, device.cores * RECORDED_CYCLES)
+    costs = Costs(_computed(problem), device, False, device.cores * RECORDED_CYCLES)
     every = _every(problem, device, False)
     theirs, ours = (
         _cheapest((one for one in every if (one.engine == aten.NAME) is is_theirs), problem, costs)
@@ -397,6 +457,10 @@ class Costs:
 
     def counted(self, candidate: CpuCandidate) -> float:
         """The cost model's estimate."""
+        return self._kernel(candidate) + candidate.copy_cycles
+
+    def _kernel(self, candidate: CpuCandidate) -> float:
+        """The estimate without conversions, which profiles do not have."""
         saved = candidate.weight_cycles - self._check if self.keeps(candidate) else 0.0
         return CALL_CYCLES + candidate.cycles - saved
 
@@ -417,13 +481,16 @@ class Costs:
         if self.device.profile is None or candidate.engine == aten.NAME:
             return counted
         correction = self.correction(candidate)
-        return self.call + (counted if correction is None else counted * correction.factor)
+        if correction is None:
+            return self.call + counted
+        return self.call + self._kernel(candidate) * correction.factor + candidate.copy_cycles
 
 
 def offered(problem: Problem, device: CpuDevice, *, own_kernels: bool = False) -> Iterator[CpuCandidate]:
     """All candidates with kernels for the problem's dtype; ``own_kernels`` excludes ATen."""
-    if not native.takes(problem):
-        yield from _of_half_engines(problem, device)
+    if problem.dtype in HALF_DTYPES:
+        yield from _offered_in_half(problem, device, offered)
+    elif not native.takes(problem):
         yield from aten.candidates(problem, device)
     elif problem.dtype == "float64":
         yield from reference.candidates(problem, device)
@@ -433,17 +500,12 @@ def offered(problem: Problem, device: CpuDevice, *, own_kernels: bool = False) -
                 yield from engine.candidates(problem, device)
 
 
-def _of_half_engines(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
-    """Candidates for half precision, of engines that can run the problem."""
-    if problem.dtype in HALF_DTYPES and native.takes(replace(problem, dtype="float32")):
-        for engine in HALF_ENGINES:
-            if engine.refusal(problem) is None:
-                yield from engine.candidates(problem, device)
-
-
 def offered_for_volumes(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
     """All candidates of a 3-D problem: a sum of slices by native kernels, a matrix product of patches, or ATen on the
     whole volume. ATen is no candidate for the slices: it would have to copy these views."""
+    if problem.dtype in HALF_DTYPES:
+        yield from _offered_in_half(problem, device, offered_for_volumes)
+        return
     own = native.takes(problem)
     if patches.refusal(problem) is None:
         yield from patches.candidates(problem, device)
@@ -453,11 +515,27 @@ def offered_for_volumes(problem: Problem, device: CpuDevice) -> Iterator[CpuCand
         yield from aten.candidates(problem, device)
 
 
+def _offered_in_half(
+    problem: Problem, device: CpuDevice, offer: Callable[[Problem, CpuDevice], Iterator[CpuCandidate]]
+) -> Iterator[CpuCandidate]:
+    """All candidates of a half-precision problem: kernels that take it, native kernels on float32 copies, and ATen."""
+    if native.takes(problem):
+        for engine in HALF_ENGINES if problem.rank == 2 else (patches,):
+            if engine.refusal(problem) is None:
+                yield from engine.candidates(problem, device)
+    converted = CONVERTED_CYCLES * sum(map(prod, (problem.x_shape, problem.w_shape, problem.y_shape)))
+    for candidate in offer(widened(problem), device):
+        in_cache = candidate.engine == depthwise.NAME and depthwise.takes_half(problem)
+        yield candidate.on_copies(converted * (CONVERTED_IN_CACHE if in_cache else 1.0))
+    yield from aten.candidates(problem, device)
+
+
 def _reason(problem: Problem, found: Selection[CpuCandidate], costs: Costs) -> str:
     chosen = found.chosen
+    if problem.dtype == "float64" and chosen.engine == reference.NAME:
+        return "float64 is for checking, not for speed"
     if len(found.able) == 1:
-        alone = chosen.engine == aten.NAME
-        return aten.why_alone(problem) if alone else f"{problem.dtype} is for checking, not for speed"
+        return aten.why_alone(problem) if chosen.engine == aten.NAME else "no other candidate can run it"
     if costs.device.profile is not None and any(candidate.engine == aten.NAME for candidate in found.able):
         return _advantage(found, costs)
     direct = [c for c in found.able if c.direct and c is not chosen and c.engine != reference.NAME]
@@ -484,11 +562,12 @@ def _uncovered(found: Selection[CpuCandidate], costs: Costs) -> str:
 
 def _advantage(found: Selection[CpuCandidate], costs: Costs) -> str:
     """Reason text where measurements correct the estimates. For an uncovered class, only the lower bound."""
-    theirs = next(candidate for candidate in found.able if candidate.engine == aten.NAME)
+    theirs = min((one for one in found.able if one.engine == aten.NAME), key=costs.counted)
+    rival = "PyTorch's convolution" + (" in float32" if theirs.widened else "")
     correction, least = costs.correction(found.chosen), costs.counted(theirs) / costs.cautious(found.chosen)
-    if found.chosen is theirs:
+    if found.chosen.engine == aten.NAME:
         return "no kernel of polyconv's is ahead of it by as much as the estimate may be wrong"
     if correction is None or not correction.covered:
-        return f"probably at least {least:.1f} times as fast as PyTorch's convolution"
+        return f"probably at least {least:.1f} times as fast as {rival}"
     ratio = costs.counted(theirs) / (costs.call + costs.counted(found.chosen) * exp(correction.shift))
-    return f"estimated {ratio:.1f} times as fast as PyTorch's convolution, probably at least {least:.1f} times"
+    return f"estimated {ratio:.1f} times as fast as {rival}, probably at least {least:.1f} times"

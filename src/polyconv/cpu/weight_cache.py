@@ -49,8 +49,8 @@ class TransformedWeights:
         frozen: bool = False,
         owner: Tensor | None = None,
     ) -> Tensor | None:
-        """The transformed weight for this call, or None if it cannot be cached. ``owner``: the weight, and holder of
-        the promise, if ``w`` is a view of it."""
+        """The transformed weight for this call, or None if it cannot be cached. A weight in half precision is widened.
+        ``owner``: the weight, and holder of the promise, if ``w`` is a view of it."""
         dense = _dense(w)
         if dense is None or w.is_inference():  # an inference tensor has no version counter
             return None
@@ -69,7 +69,7 @@ class TransformedWeights:
         if kept is not None and kept.state == state and kept.bits == bits and kept.storage() is storage:
             kept.promise = promise
             return kept.transformed
-        transformed: Tensor = _operator("transform_weights")(x, w, y, geometry, plan)
+        transformed: Tensor = _operator("transform_weights")(x, w.float(), y, geometry, plan)
         new = _Kept(state, bits, transformed, weakref.ref(storage, lambda _: self._kept.pop(key, None)), promise)
         with STATE_LOCK:
             self._kept.pop(key, None)

@@ -14,6 +14,7 @@ from ..arguments import CHANNELS_LAST, Geometry
 from ..lowering.epilogue import per_channel
 from ..runtime.frozen_weights import frozen_marks
 from .operands import (
+    HALF,
     Layout,
     Shape,
     check_residual,
@@ -110,12 +111,17 @@ def describe_dgrad(grad: Tensor, w: Tensor, layout: Layout, bias: Tensor | None,
 
 
 def compute_dgrad(call: Call, grad: Tensor, w: Tensor, bias: Tensor | None, residual: None = None) -> Tensor:
-    """Run an input gradient on tensors that match ``call``, then add ``bias`` in place."""
+    """Run an input gradient on tensors that match ``call``, then add ``bias`` in place. A half-precision run may add it
+    before the rounding, and then removes it from the tensors."""
     dx = grad.new_empty_strided(*call.dense) if call.dense is not None else call.new_output(grad)
     tensors = {"y": grad, "w": w, "x": dx}
+    if bias is not None and grad.dtype in HALF:
+        tensors["bias"] = bias
     call.run(tensors)
     dx = tensors["x"]
-    return dx if bias is None else dx.add_(per_channel(bias, dx.dim()))
+    if bias is None or (grad.dtype in HALF and "bias" not in tensors):
+        return dx
+    return dx.add_(per_channel(bias, dx.dim()))
 
 
 def run_wgrad(

@@ -23,7 +23,7 @@ def lower(problem: Problem, backend: str) -> Lowering | None:
     if problem.padding_mode is not PaddingMode.ZEROS and min(problem.padding) < 0:
         return Cropped(problem)
     reduction = reduce_problem(problem)
-    if backend == "cuda" and has_no_half_kernel(problem, reduction):
+    if has_no_half_kernel(problem, reduction, backend):
         return Widened(problem)
     if reduction is not None:
         return EmptySum(problem) if reduction.nothing else Reduced.of(problem, reduction)

@@ -41,6 +41,8 @@ class Signal(Rewrite):
                 given["owner"] = tensors["w"]
             views = dict(given)
             run(views)
+            for name in given.keys() - views.keys():
+                del tensors[name]  # used up by the run
             for name, tensor in views.items():
                 if tensor is not given[name]:  # the backend returned a result buffer of its own
                     tensors[name] = tensor.squeeze_(HEIGHT)  # in place: autograd forbids writing to a view

@@ -121,12 +121,18 @@ def direct_error(problem: Problem, sums: tuple[int, ...], arithmetic: Arithmetic
     return error_of(problem, None, prod(sums), sums, arithmetic)
 
 
+def rounding_error(problem: Problem) -> float:
+    """Error of rounding a float32 result to the problem's dtype; 0 if that is none of half precision."""
+    largest = LARGEST_TO_SCALE * problem.activation.slope
+    return HALF_ROUNDING.get(problem.dtype, 0.0) * largest
+
+
 def half_error(problem: Problem, sums: tuple[int, ...]) -> float:
     """Error of direct summation on tensor cores with one rounding of the result to half precision. Tensor cores
     truncate sums: half a last place is lost each time, always toward zero."""
     largest = LARGEST_TO_SCALE * problem.activation.slope
     cut = max(1, sums[0]) / PRODUCTS_OF_A_CUT * UNIT_ROUNDOFF * largest
-    return direct_error(problem, sums) + cut + HALF_ROUNDING[problem.dtype] * largest
+    return direct_error(problem, sums) + cut + rounding_error(problem)
 
 
 def _through_epilogue(error: float, activation: Activation, residual: bool, products: float) -> float:

@@ -20,7 +20,7 @@ from ...lowering.aten import convolution, convolution_backward
 from ...lowering.border import fold, pad, padded_size
 from ...lowering.epilogue import apply_epilogue
 from ...numerics.prediction import HALF_ROUNDING, LARGEST_TO_SCALE, error_of, reduction_of
-from ...problem import PaddingMode, Pass, Problem
+from ...problem import ELEMENT_BYTES, PaddingMode, Pass, Problem
 from ...util.intmath import ceil_div
 from .. import native
 from ..device import CpuDevice
@@ -45,7 +45,15 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
         direct=True,
         cycles=direct_cycles(problem, device) + len(apart) * _pass_cycles(problem, device),
         error=partial(_error, problem),
+        refusal=_no_half_kernel(problem.dtype) if problem.dtype in HALF_ROUNDING and native.takes(problem) else None,
     )
+
+
+def _no_half_kernel(dtype: str) -> str | None:
+    """Refusal of a dtype for which ATen has only its reference path on this processor."""
+    if _runs_in_onednn(dtype):
+        return None
+    return f"this processor has no instructions for PyTorch's {dtype} kernels: its reference path would run"
 
 
 def prepare(chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None) -> Run:
@@ -84,6 +92,19 @@ def _terms_in_half(problem: Problem) -> int:
     return terms + len(_applied_apart(problem))
 
 
+def _half_products() -> float:
+    """Time of a half-precision product over that of a float32 product in oneDNN, which converts the operands of each
+    product where the processor cannot multiply them. Only the last value was measured."""
+    if _has("_is_amx_tile_supported"):
+        return 0.2
+    return 0.6 if _has("_is_avx512_bf16_supported") else 3.0
+
+
+def _has(asked: str) -> bool:
+    supported = getattr(torch.cpu, asked, None)
+    return bool(supported and supported())
+
+
 def _runs_in_onednn(dtype: str) -> bool:
     """True if ATen runs a half-precision dtype in oneDNN on this processor."""
     supported = getattr(torch.ops.mkldnn, _ASKED_OF_ONEDNN[dtype], None)
@@ -98,7 +119,7 @@ def instruction_set() -> str:
 
 def why_alone(problem: Problem) -> str:
     """Why no native kernel can run a problem."""
-    if problem.dtype not in ("float32", "float64"):
+    if problem.dtype not in ELEMENT_BYTES:
         return f"polyconv has no CPU kernels for {problem.dtype}"
     if native.is_available() and not native.takes(problem):
         return f"polyconv's CPU kernels take extents of at most {native.LARGEST_EXTENT}"
@@ -200,6 +221,8 @@ def direct_cycles(problem: Problem, device: CpuDevice) -> float:
         pairs = ceil_div(problem.groups, device.lanes) * max(c, k)
     long = problem.kind is Pass.FPROP and problem.x_strides[1] != 1 and max(problem.dilation) > 6
     products = problem.batch * _taps_met(problem) * pairs * (2.0 if long else 1.0)
+    if problem.dtype in HALF_ROUNDING and not problem.depthwise:
+        products *= _half_products()
     moved = (prod(problem.x_shape) + prod(problem.y_shape)) / device.lanes
     weights = prod(problem.w_shape) / device.lanes
     return spent.call + spent.product * products + spent.moved * moved + spent.weight * weights

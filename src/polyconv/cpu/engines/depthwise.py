@@ -8,7 +8,8 @@ from math import prod
 
 from ...backend import Run
 from ...numerics.prediction import error_of, reduction_of
-from ...problem import Pass, Problem
+from ...problem import HALF_DTYPES, Pass, Problem
+from ...tuning_key import layout
 from .. import native
 from ..device import CpuDevice
 from ..operators import own_operators
@@ -48,7 +49,20 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
     )
 
 
+def takes_half(problem: Problem) -> bool:
+    """True if the kernels take half-precision tensors, of which they widen blocks of channels: dense ones."""
+    tensors = (
+        (problem.x_shape, problem.x_strides),
+        (problem.w_shape, problem.w_strides),
+        (problem.y_shape, problem.y_strides),
+    )
+    return problem.rank == 2 and all(layout(*tensor) in ("nchw", "nhwc") for tensor in tensors)
+
+
 def prepare(chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None) -> Run:
+    if problem.dtype in HALF_DTYPES and problem.kind is Pass.DGRAD:
+        geometry, op = native.geometry_numbers(problem), native.operator("depthwise_dgrad")
+        return lambda t: op(t["y"], t["w"], t["x"], geometry, t.pop("bias", None))
     return own_operators("depthwise", problem)
 
 

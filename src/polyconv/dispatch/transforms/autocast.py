@@ -1,4 +1,4 @@
-"""Autocast: a convolution computes in the region's dtype; on a CPU in float32 unless low precision is allowed."""
+"""Autocast: a convolution computes in the region's dtype; on a CPU in float32 if low precision is not allowed."""
 
 from __future__ import annotations
 
