@@ -66,7 +66,7 @@ Tensor CompiledConvolutionOp(const Tensor& x, const Tensor& weights, const std::
   const Tensor w = torch::stable::from_blob(const_cast<float*>(weights.const_data_ptr<float>()),
                                             {l.outputs, l.inputs, l.taps_h, l.taps_w}, {0, 0, 0, 0}, weights.device(),
                                             weights.scalar_type());
-  ConvolveForward(x, w, bias, y, geometry, {l.engine, l.scheme, 0, 0, 0}, weights, epilogue);
+  ConvolveForward(x, w, bias, y, geometry, {l.engine, l.scheme, 0, 0, 0}, weights, epilogue, true);
   return y;
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "bindings/denormals.h"
 #include "bindings/forward.h"
 #include "bindings/tensors.h"
 #include "channel_lanes/forward.h"
@@ -65,6 +66,7 @@ std::size_t WeightsSize(const Plan& plan, const Convolution& conv) {
 // Transformed weights for a forward `convolve`. They depend on instruction set, weights and algorithm only.
 Tensor TransformWeightsOp(const Tensor& x, const Tensor& w, const Tensor& y,
                           const std::vector<int64_t>& geometry_numbers, const std::vector<int64_t>& plan_numbers) {
+  const FloatControl flush;
   const Geometry geometry = ReadGeometry(geometry_numbers);
   const Plan plan = ReadPlan(plan_numbers);
   const Convolution first = DescribeForward(x, w, y, geometry);
@@ -112,9 +114,12 @@ void InputGradientOp(const Tensor& dy, const Tensor& w, const Tensor& dx, const 
   const Geometry geometry = ReadGeometry(geometry_numbers);
   const Plan plan = ReadPlan(plan_numbers);
   AdviseHugePages(dx.mutable_data_ptr<float>(), static_cast<std::size_t>(dx.numel()) * sizeof(float));
-  for (const Convolution& phase : DescribeInputGradient(dy, w, dx, geometry)) {
+  const FloatControl flush;
+  const Operands of(dy, w);
+  for (const Convolution& phase : DescribeInputGradient(of.a.tensor, of.b.tensor, dx, geometry)) {
     RunGroups(phase, geometry.groups, true, plan, nullptr);
   }
+  Rescale(dx, -of.exponent());
 }
 
 // Longest sequential sum in `convolve` and `input_gradient`, for the error model: see SchemeKernels::longest_sum.
@@ -177,7 +182,17 @@ std::vector<int64_t> StageCyclesOp() {
 
 void ConvolveForward(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, const Tensor& y,
                      const std::vector<int64_t>& geometry_numbers, const std::vector<int64_t>& plan_numbers,
-                     const std::optional<Tensor>& transformed, const Epilogue<float>& epilogue) {
+                     const std::optional<Tensor>& transformed, const Epilogue<float>& epilogue, bool packed_only) {
+  const FloatControl flush;
+  const Operands of(x, packed_only ? *transformed : w);
+  if (of.exponent() > 0) {
+    // A transform is linear: packed weights times a power of two are those of the weights times it.
+    const Tensor& weight = packed_only ? w : of.b.tensor;
+    const auto packed = packed_only ? of.b.tensor : of.b.exponent > 0 ? std::nullopt : transformed;
+    return ForwardOfTiny(y, -of.exponent(), bias, epilogue, [&](const Tensor& sum) {
+      ConvolveForward(of.a.tensor, weight, std::nullopt, sum, geometry_numbers, plan_numbers, packed, {}, packed_only);
+    });
+  }
   const Geometry geometry = ReadGeometry(geometry_numbers);
   const Plan plan = ReadPlan(plan_numbers);
   Convolution first = DescribeForward(x, w, y, geometry);

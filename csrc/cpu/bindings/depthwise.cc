@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "bindings/denormals.h"
 #include "bindings/forward.h"
 #include "bindings/tensors.h"
 #include "common/memory.h"
@@ -65,16 +66,22 @@ void InputGradientOp(const Tensor& dy, const Tensor& w, const Tensor& dx,
   const Geometry geometry = ReadGeometry(geometry_numbers);
   RequireDepthwise(dx, w, dy, geometry);
   Require(geometry.border == Border::kZeros, "the depthwise input gradient knows only a border of zeros");
-  if (dx.numel() > 0) RunDepthwise(TheSet(), Describe(dy, w, dx, geometry, &GradientAxis), TheRuntime());
+  if (dx.numel() == 0) return;
+  const FloatControl flush;
+  const Operands of(dy, w);
+  RunDepthwise(TheSet(), Describe(of.a.tensor, of.b.tensor, dx, geometry, &GradientAxis), TheRuntime());
+  Rescale(dx, -of.exponent());
 }
 
 void WeightGradientOp(const Tensor& x, const Tensor& dy, const Tensor& dw, const std::optional<Tensor>& db,
                       const std::vector<int64_t>& geometry_numbers) {
   const Geometry geometry = ReadGeometry(geometry_numbers);
   RequireDepthwise(x, dw, dy, geometry);
-  DepthwiseWeightGradient g{ShapeOf(x, dw, dy, geometry, &ForwardAxis)};
-  g.x = x.const_data_ptr<float>();
-  g.dy = dy.const_data_ptr<float>();
+  const FloatControl flush;
+  const Operands of(x, dy);
+  DepthwiseWeightGradient g{ShapeOf(of.a.tensor, dw, of.b.tensor, geometry, &ForwardAxis)};
+  g.x = of.a.tensor.const_data_ptr<float>();
+  g.dy = of.b.tensor.const_data_ptr<float>();
   g.dw = dw.mutable_data_ptr<float>();
   g.multiplier = Extent(dy, 1) / g.groups;
   if (db.has_value()) {
@@ -82,6 +89,8 @@ void WeightGradientOp(const Tensor& x, const Tensor& dy, const Tensor& dw, const
     g.bias_step = db->stride(0);
   }
   RunDepthwise(TheSet(), g, TheRuntime());
+  Rescale(dw, -of.exponent());
+  if (db.has_value()) Rescale(*db, -of.b.exponent);
 }
 
 // Longest sequential sum in `depthwise_wgrad`, for the error model. sizes: x (4), dw (4), rows and columns of dy.
@@ -100,6 +109,13 @@ int64_t LongestSumOp(const std::vector<int64_t>& sizes, const std::vector<int64_
 
 void DepthwiseForward(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, const Tensor& y,
                       const std::vector<int64_t>& geometry_numbers, const Epilogue<float>& epilogue) {
+  const FloatControl flush;
+  const Operands of(x, w);
+  if (of.exponent() > 0) {
+    return ForwardOfTiny(y, -of.exponent(), bias, epilogue, [&](const Tensor& sum) {
+      DepthwiseForward(of.a.tensor, of.b.tensor, std::nullopt, sum, geometry_numbers, {});
+    });
+  }
   const Geometry geometry = ReadGeometry(geometry_numbers);
   RequireDepthwise(x, w, y, geometry);
   DepthwiseCorrelation conv = Describe(x, w, y, geometry, &ForwardAxis);

@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "bindings/denormals.h"
 #include "common/lattice.h"
 
 namespace polyconv {
@@ -160,7 +161,11 @@ void WriteZeros(const Convolution& conv, const Runtime& runtime) {
 
 Runtime TheRuntime() {
   return {[](int64_t count, const std::function<void(int64_t, int64_t)>& body) {
-            torch::stable::parallel_for(0, count, 1, body);
+            const unsigned control = _mm_getcsr();
+            torch::stable::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
+              const FloatControl as_caller(control);
+              body(begin, end);
+            });
           },
           static_cast<int>(torch::stable::get_num_threads())};
 }

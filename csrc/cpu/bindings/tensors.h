@@ -65,7 +65,7 @@ Convolution OfGroup(const Convolution& first, int group, bool input_gradient);
 // Writes zeros to all outputs of a correlation without taps.
 void WriteZeros(const Convolution& conv, const Runtime& runtime);
 
-// Runs on torch's thread pool.
+// Runs on torch's thread pool, with the calling thread's floating-point control.
 Runtime TheRuntime();
 
 // Best instruction set of this processor, unless ChooseInstructionSet chose another one for a test.
