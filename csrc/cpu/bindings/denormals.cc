@@ -1,11 +1,13 @@
 #include "bindings/denormals.h"
 
+#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <tuple>
 #include <vector>
 
 // Loops that the compiler vectorises for each instruction set.
@@ -150,6 +152,17 @@ void Apply(Scale scale, int exponent, const Tensor& from, const Tensor& to) {
   });
 }
 
+// A tiny operand as a copy that the caller owns, and its exponent. Without elements and 0 for others.
+std::tuple<Tensor, int64_t> NormalisedOp(const Tensor& given) {
+  static thread_local Scratch scratch;
+  const Operand found = Operand::Of(given, scratch);
+  return {found.exponent > 0 ? torch::stable::clone(found.tensor) : torch::stable::new_empty(given, {0}), found.exponent};
+}
+
+void RescaleOp(const Tensor& tensor, int64_t exponent) {
+  Rescale(tensor, Narrow(exponent, "an exponent"));
+}
+
 }  // namespace
 
 Operand Operand::Of(const Tensor& given, Scratch& scratch) {
@@ -201,6 +214,16 @@ void FinishForward(const Tensor& sum, int exponent, const std::optional<Tensor>&
       }
     }
   });
+}
+
+STABLE_TORCH_LIBRARY_FRAGMENT(polyconv_cpu, m) {
+  m.def("normalised(Tensor given) -> (Tensor, int)");
+  m.def("rescale(Tensor(a!) tensor, int exponent) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(polyconv_cpu, CompositeExplicitAutograd, m) {
+  m.impl("normalised", TORCH_BOX(&NormalisedOp));
+  m.impl("rescale", TORCH_BOX(&RescaleOp));
 }
 
 }  // namespace polyconv

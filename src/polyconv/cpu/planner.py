@@ -24,7 +24,7 @@ from ..problem import IMAGE_CHANNELS, Pass, Problem
 from ..selection import TRIALS, Candidate, PlanError, Preference, Selection, by_cost, select, why_not, worth_timing
 from . import native
 from .device import CpuDevice, this_machine
-from .engines import aten, channel_lanes, depthwise, pointwise, reference, tile_lanes
+from .engines import aten, channel_lanes, depthwise, fourier, pointwise, reference, tile_lanes
 from .engines import volumes as engines_volumes
 from .plan import CpuCandidate
 from .profiles import Correction, Formula, Profile, in_force, in_words
@@ -60,7 +60,7 @@ as in a VGG: there is nothing to gain, and each candidate would take hundreds of
 MOST_FOR_THE_CHECK = 0.02
 """Largest share of a call's cost for that check. Above it the weight is transformed in every call."""
 
-ENGINES: tuple[ModuleType, ...] = (tile_lanes, channel_lanes, pointwise, depthwise, reference, aten)
+ENGINES: tuple[ModuleType, ...] = (tile_lanes, channel_lanes, pointwise, depthwise, fourier, reference, aten)
 """Modules with a ``NAME``, ``candidates(problem, device)`` for 2-D problems and ``prepare(chosen, problem, weights)``,
 where ``weights`` is the weight cache or None."""
 
@@ -385,9 +385,9 @@ class Costs:
         return CALL_CYCLES + candidate.cycles - saved
 
     def correction(self, candidate: CpuCandidate) -> Correction | None:
-        """Measured correction of an estimate. None without a profile, for ATen, the reference of all ratios, and for
-        sums of slices, whose parts are corrected."""
-        if self.device.profile is None or candidate.engine in (aten.NAME, engines_volumes.NAME):
+        """Measured correction of an estimate. None without a profile, for ATen, the reference of all ratios, for sums
+        of slices, whose parts are corrected, and for engines with a margin of their own."""
+        if self.device.profile is None or candidate.engine in (aten.NAME, engines_volumes.NAME, fourier.NAME):
             return None
         formula = candidate.engine, candidate.form == "direct", self.keeps(candidate)
         found = self._corrections.get(formula)
@@ -417,11 +417,12 @@ def offered(problem: Problem, device: CpuDevice, *, own_kernels: bool = False) -
 
 
 def offered_for_volumes(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
-    """All candidates of a 3-D problem: a sum of slices by native kernels, or ATen on the whole volume. ATen is no
+    """All candidates of a 3-D problem: a sum of slices by native kernels, FFTs, or ATen on the whole volume. ATen is no
     candidate for the slices: it would have to copy these views."""
     own = native.takes(problem)
     if own:
         yield from engines_volumes.candidates(problem, device, lambda part: _plan_2d(part, device))
+        yield from fourier.candidates(problem, device)
     if not own or problem.dtype == "float32":
         yield from aten.candidates(problem, device)
 

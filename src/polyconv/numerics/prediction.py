@@ -19,6 +19,7 @@ from .error_model import (
     Growth,
     Magnitudes,
     Repetition,
+    fourier_growth,
     predicted_error,
 )
 
@@ -124,6 +125,15 @@ def direct_error(problem: Problem, sums: tuple[int, ...], arithmetic: Arithmetic
     """Error of direct summation; ``sums`` are the lengths of nested sequential sums, products first."""
     sums = tuple(max(1, length) for length in sums)  # a phase without taps sums nothing
     return error_of(problem, None, prod(sums), sums, arithmetic)
+
+
+def fourier_error(problem: Problem, points: int, taps: int) -> float:
+    """Error of fast convolution by FFTs of ``points`` pixels; ``taps`` as in :class:`~.error_model.Growth`. It depends on
+    the energy of a filter, not on its distribution over the taps, so nothing repeats that matters but products."""
+    repetition = replace(repetition_of(problem), flat=False, outputs=None)
+    known = fourier_growth(points, taps)
+    error = predicted_error(None, reduction_of(problem), known=known, repetition=repetition)
+    return _through_epilogue(error, problem.activation is Activation.SILU, problem.residual, repetition.products)
 
 
 def half_error(problem: Problem, sums: tuple[int, ...]) -> float:
