@@ -24,7 +24,7 @@ from ..problem import IMAGE_CHANNELS, Pass, Problem
 from ..selection import TRIALS, Candidate, PlanError, Preference, Selection, by_cost, select, why_not, worth_timing
 from . import native
 from .device import CpuDevice, this_machine
-from .engines import aten, channel_lanes, depthwise, fourier, pointwise, reference, tile_lanes
+from .engines import aten, channel_lanes, depthwise, fourier, frames, pointwise, reference, tile_lanes
 from .engines import volumes as engines_volumes
 from .plan import CpuCandidate
 from .profiles import Correction, Formula, Profile, in_force, in_words
@@ -60,9 +60,12 @@ as in a VGG: there is nothing to gain, and each candidate would take hundreds of
 MOST_FOR_THE_CHECK = 0.02
 """Largest share of a call's cost for that check. Above it the weight is transformed in every call."""
 
-ENGINES: tuple[ModuleType, ...] = (tile_lanes, channel_lanes, pointwise, depthwise, fourier, reference, aten)
+ENGINES: tuple[ModuleType, ...] = (tile_lanes, channel_lanes, pointwise, depthwise, fourier, frames, reference, aten)
 """Modules with a ``NAME``, ``candidates(problem, device)`` for 2-D problems and ``prepare(chosen, problem, weights)``,
 where ``weights`` is the weight cache or None."""
+
+UNPROFILED = (aten.NAME, engines_volumes.NAME, fourier.NAME, frames.NAME)
+"""Engines whose estimates no profile corrects."""
 
 
 def engine_of(candidate: CpuCandidate) -> ModuleType:
@@ -387,7 +390,7 @@ class Costs:
     def correction(self, candidate: CpuCandidate) -> Correction | None:
         """Measured correction of an estimate. None without a profile, for ATen, the reference of all ratios, for sums
         of slices, whose parts are corrected, and for engines with a margin of their own."""
-        if self.device.profile is None or candidate.engine in (aten.NAME, engines_volumes.NAME, fourier.NAME):
+        if self.device.profile is None or candidate.engine in UNPROFILED:
             return None
         formula = candidate.engine, candidate.form == "direct", self.keeps(candidate)
         found = self._corrections.get(formula)

@@ -125,12 +125,18 @@ def _stretched(problem: Problem) -> Extents:
     return tuple((k - 1) * d + 1 for k, d in zip(problem.kernel, problem.dilation, strict=True))
 
 
+def _written(problem: Problem) -> list[range]:
+    """Pixels of a class of the stride that an input gradient writes, of those that the kernel meets."""
+    border = has_border(problem)
+    before = (0,) * problem.rank if border else problem.padding[::2]
+    axes = zip(before, padded_size(problem) if border else problem.in_size, problem.stride, strict=True)
+    return [range(first // step, ceil_div(first + size, step)) for first, size, step in axes]
+
+
 @lru_cache(maxsize=256)
 def _best(problem: Problem) -> Blocks | None:
     taps = tuple(map(ceil_div, _stretched(problem), problem.stride))
-    outputs = problem.out_size
-    if problem.kind is Pass.DGRAD:
-        outputs = tuple(o + r - 1 for o, r in zip(outputs, taps, strict=True))
+    outputs = tuple(map(len, _written(problem))) if problem.kind is Pass.DGRAD else problem.out_size
     every = (Blocks(taps, points, outputs) for points in product(*map(_lengths, taps, outputs)))
     able = [one for one in every if 8 * one.bins * prod(_pairs(problem)) * problem.groups <= MOST_SPECTRA]
     return min(able, key=lambda one: sum(_cycles(problem, one)), default=None)
@@ -166,12 +172,13 @@ def _cycles(problem: Problem, blocks: Blocks) -> tuple[float, float]:
     """Estimated cycles of one core: for the weight's spectra, and for the rest. Fitted on a machine with AVX-512."""
     c, k = _pairs(problem)
     count, points, bins = problem.batch * prod(blocks.counts), prod(blocks.points), blocks.bins
-    by_point = (2.0 if len(blocks.axes) == 1 else 5.0) + 0.35 * log2(points)
+    by_point = (2.0 if len(blocks.axes) == 1 else 6.0) + 0.35 * log2(points)
     transposed = 0.0 if _by_element(problem) else 22.0 * bins
     one = by_point * points + 4.0 * points + transposed
     weights = problem.groups * c * k * one
     products = problem.groups * c * k * bins * (3.5 * count if _by_element(problem) else 0.45 * count + 2.0)
-    return weights, problem.groups * count * (c + k) * one + products
+    again = 1.5 if problem.kind is Pass.WGRAD else 1.0
+    return weights, again * (problem.groups * count * (c + k) * one + products)
 
 
 # ---- running
@@ -208,15 +215,15 @@ def _forward(
 def _input_gradient(problem: Problem, blocks: Blocks, tensors: MutableMapping[str, Tensor]) -> None:
     dx = tensors["x"]
     (dy, dy_exponent), (w, w_exponent) = native.normalised(tensors["y"]), native.normalised(tensors["w"])
-    sides = [(r - 1, size - o - r + 1) for r, size, o in zip(blocks.taps, blocks.sizes, dy.shape[2:], strict=True)]
-    spectra = _weight_spectra(problem, blocks, w)
-    grad = _interleaved(_correlated(problem, blocks, _padded(dy, sides), spectra), problem.stride)
-    if has_border(problem):
-        grad = _padded(grad, [(0, size - n) for size, n in zip(padded_size(problem), grad.shape[2:], strict=True)])
-        dx.copy_(fold(problem, grad, dx))
-    else:
-        extents = zip(problem.padding[::2], problem.in_size, grad.shape[2:], strict=True)
-        dx.copy_(_padded(grad, [(-first, size + first - n) for first, size, n in extents]))
+    firsts = [part.start for part in _written(problem)]
+    axes = list(zip(blocks.taps, firsts, blocks.sizes, dy.shape[2:], strict=True))
+    source = _padded(dy, [(r - 1 - first, size - n - r + 1 + first) for r, first, size, n in axes])
+    grad = _interleaved(_correlated(problem, blocks, source, _weight_spectra(problem, blocks, w)), problem.stride)
+    border = has_border(problem)
+    whole, before = (padded_size(problem), firsts) if border else (problem.in_size, problem.padding[::2])
+    outer = zip(before, firsts, problem.stride, whole, grad.shape[2:], strict=True)
+    grad = _padded(grad, [(f * s - b, size - n + b - f * s) for b, f, s, size, n in outer])
+    dx.copy_(fold(problem, grad, dx) if border else grad)
     native.rescale(dx, -dy_exponent - w_exponent)
 
 
