@@ -190,6 +190,7 @@ void FinishForward(const Tensor& sum, int exponent, const std::optional<Tensor>&
                    const Tensor& y) {
   Rescale(sum, exponent);
   if (!bias.has_value() && epilogue.IsEmpty()) return;
+  const FloatControl keep(_mm_getcsr() & ~(FloatControl::kDenormalsAreZero | FloatControl::kFlushToZero));
   const float* from = sum.const_data_ptr<float>();
   const float* added = bias.has_value() ? bias->const_data_ptr<float>() : nullptr;
   float* to = y.mutable_data_ptr<float>();
