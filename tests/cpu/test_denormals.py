@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
 
 import polyconv
 from cpu_passes import load_native

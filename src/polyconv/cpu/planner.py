@@ -446,9 +446,9 @@ def _reason(problem: Problem, found: Selection[CpuCandidate], costs: Costs) -> s
 
 
 def _uncovered(found: Selection[CpuCandidate], costs: Costs) -> str:
-    """See :attr:`CpuPlan.uncovered`. It is judged by the estimate of the best native kernel."""
-    ours = {candidate.name: candidate for candidate in found.able if candidate.engine != aten.NAME}
-    if costs.device.profile is None or not 0 < len(ours) < len(found.able):
+    """See :attr:`CpuPlan.uncovered`. It is judged by the estimate of the best native kernel that profiles know."""
+    ours = {one.name: one for one in found.able if one.engine not in UNPROFILED or one.engine == engines_volumes.NAME}
+    if costs.device.profile is None or not ours or all(one.engine != aten.NAME for one in found.able):
         return ""
     if costs.problem.rank == 3:
         return "not covered by it: convolutions over three axes, of which no profile has any"

@@ -128,8 +128,8 @@ def direct_error(problem: Problem, sums: tuple[int, ...], arithmetic: Arithmetic
 
 
 def fourier_error(problem: Problem, points: int, taps: int) -> float:
-    """Error of fast convolution by FFTs of ``points`` pixels; ``taps`` as in :class:`~.error_model.Growth`. It depends on
-    the energy of a filter, not on its distribution over the taps, so nothing repeats that matters but products."""
+    """Error of fast convolution by FFTs of ``points`` pixels; ``taps`` as in :class:`~.error_model.Growth`. It depends
+    on the energy of a filter, not on its distribution over the taps: of all repetition, only equal products matter."""
     repetition = replace(repetition_of(problem), flat=False, outputs=None)
     known = fourier_growth(points, taps)
     error = predicted_error(None, reduction_of(problem), known=known, repetition=repetition)

@@ -1,8 +1,8 @@
-"""Fourier engine: long kernels by overlap-save with real FFTs (``torch.fft``), over one to three axes and in all passes.
+"""Fourier engine: long kernels by overlap-save with real FFTs (``torch.fft``), in all passes over one to three axes.
 
 Stride and dilation are removed first: taps between those of a dilated kernel are zeros, and the pixels of each residue
-class of the stride are additional channels. What remains is a correlation of unit stride. Its input is cut into blocks of
-``points`` pixels that overlap by the taps less one; spectra are multiplied and summed over channels.
+class of the stride are additional channels. What remains is a correlation of unit stride. Its input is cut into blocks
+of ``points`` pixels that overlap by the taps less one; spectra are multiplied and summed over channels.
 """
 
 from __future__ import annotations
@@ -250,9 +250,9 @@ def _weight_gradient(problem: Problem, blocks: Blocks, tensors: MutableMapping[s
     for dim, taps in enumerate(blocks.taps, start=2):
         sums = sums.narrow(dim, 0, taps)
     sums = _interleaved(sums, problem.stride)
-    for dim, (size, step) in enumerate(zip(_stretched(problem), problem.dilation, strict=True), start=2):
-        sums = sums.narrow(dim, 0, size)[(slice(None),) * dim + (slice(None, None, step),)]
-    native.rescale(dw.copy_(sums), -x_exponent - dy_exponent)
+    for dim, size in enumerate(_stretched(problem), start=2):
+        sums = sums.narrow(dim, 0, size)
+    native.rescale(dw.copy_(_every(sums, problem.dilation)), -x_exponent - dy_exponent)
     if "db" in tensors:
         native.rescale(tensors["db"].copy_(summed_per_channel(dy)), -dy_exponent)
 
@@ -276,13 +276,13 @@ def _weight_spectra(problem: Problem, blocks: Blocks, w: Tensor) -> Tensor:
     stretched = w
     if max(problem.dilation) > 1:
         stretched = w.new_zeros(*w.shape[:2], *_stretched(problem))
-        stretched[(..., *(slice(None, None, step) for step in problem.dilation))] = w
+        _every(stretched, problem.dilation).copy_(w)
     whole = [r * s for r, s in zip(blocks.taps, problem.stride, strict=True)]
     sides = [(0, size - n) for size, n in zip(whole, stretched.shape[2:], strict=True)]
     classes = _classes(_padded(stretched, sides), problem.stride)
     if problem.kind is Pass.FPROP:
         classes = classes.flip(list(range(2, classes.dim())))
-    spectra = _spectra(blocks, classes).unflatten(0, (problem.groups, -1))
+    spectra: Tensor = _spectra(blocks, classes).unflatten(0, (problem.groups, -1))
     if problem.kind is Pass.DGRAD:
         spectra = spectra.transpose(1, 2)
     return spectra.contiguous() if _by_element(problem) else spectra.permute(0, 3, 2, 1).contiguous()
@@ -337,10 +337,10 @@ def _cut(source: Tensor, sizes: Extents, steps: Extents) -> Tensor:
 
 
 def _spectra(blocks: Blocks, values: Tensor) -> Tensor:
-    """Spectra of blocks: all leading dimensions but the last two kept as [...][channel][bin]."""
+    """Spectra of blocks or kernels: [...][channel][bin], with the dimensions before the channels flattened."""
     rank = len(blocks.points)
     values = values.flatten(0, -rank - 2)
-    found = torch.fft.rfftn(values, [blocks.points[axis] for axis in blocks.axes], blocks.axes)
+    found: Tensor = torch.fft.rfftn(values, [blocks.points[axis] for axis in blocks.axes], blocks.axes)
     return found.flatten(-rank)
 
 
@@ -348,7 +348,8 @@ def _inverse(blocks: Blocks, spectra: Tensor) -> Tensor:
     extents = list(blocks.points)
     extents[blocks.axes[-1]] = extents[blocks.axes[-1]] // 2 + 1
     sizes = [blocks.points[axis] for axis in blocks.axes]
-    return torch.fft.irfftn(spectra.unflatten(-1, extents), sizes, blocks.axes)
+    values: Tensor = torch.fft.irfftn(spectra.unflatten(-1, extents), sizes, blocks.axes)
+    return values
 
 
 def _padded(x: Tensor, sides: Sequence[tuple[int, int]]) -> Tensor:
@@ -356,6 +357,13 @@ def _padded(x: Tensor, sides: Sequence[tuple[int, int]]) -> Tensor:
     if all(side == (0, 0) for side in sides):
         return x
     return F.pad(x, [side for pair in reversed(sides) for side in pair])
+
+
+def _every(x: Tensor, steps: Extents) -> Tensor:
+    """View of every step-th element along each axis."""
+    for dim, step in enumerate(steps, start=2):
+        x = x.unfold(dim, 1, step).squeeze(-1)
+    return x
 
 
 def _classes(x: Tensor, steps: Extents) -> Tensor:
