@@ -27,6 +27,7 @@ from .. import native
 from ..device import CpuDevice
 from ..plan import CpuCandidate
 from ..weight_cache import TransformedWeights
+from .aten import narrow_gradient_doubt
 
 NAME = "Fourier"
 
@@ -39,7 +40,7 @@ MOST_SPECTRA = 512 * 2**20
 CHUNK = 2**22
 """Points transformed at a time: bounds the workspace to some 100 MiB."""
 
-CALL_CYCLES = 600e3
+CALL_CYCLES = 900e3
 """Cost of the calls into torch."""
 
 DOUBT = 1.5
@@ -105,12 +106,12 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
         why_not = why_not or f"the spectra of the weight take more than {MOST_SPECTRA // 2**20} MiB"
         yield CpuCandidate(NAME, "FFT", refusal=why_not)
         return
-    weight_cycles, cycles = _cycles(problem, blocks)
+    (weight_cycles, cycles), doubt = _cycles(problem, blocks), DOUBT * narrow_gradient_doubt(problem)
     yield CpuCandidate(
         NAME,
         f"FFT of {'x'.join(map(str, blocks.points))}",
-        cycles=CALL_CYCLES + DOUBT * (weight_cycles + cycles),
-        weight_cycles=DOUBT * weight_cycles,
+        cycles=CALL_CYCLES + doubt * (weight_cycles + cycles),
+        weight_cycles=doubt * weight_cycles,
         error=partial(_error, problem, blocks),
     )
 
@@ -177,8 +178,10 @@ def _cycles(problem: Problem, blocks: Blocks) -> tuple[float, float]:
     one = by_point * points + 4.0 * points + transposed
     weights = problem.groups * c * k * one
     products = problem.groups * c * k * bins * (3.5 * count if _by_element(problem) else 0.45 * count + 2.0)
-    again = 1.5 if problem.kind is Pass.WGRAD else 1.0
-    return weights, again * (problem.groups * count * (c + k) * one + products)
+    others = problem.groups * count * (c + k) * one + products
+    if problem.kind is Pass.WGRAD:  # conjugated, and pair by pair
+        others = 1.5 * others + (30e3 * c * k if _by_element(problem) else 0.0)
+    return weights, others
 
 
 # ---- running

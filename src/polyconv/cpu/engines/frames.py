@@ -24,6 +24,7 @@ from .. import native
 from ..device import CpuDevice
 from ..plan import CpuCandidate
 from ..weight_cache import TransformedWeights
+from .aten import narrow_gradient_doubt
 
 NAME = "frames"
 
@@ -36,7 +37,7 @@ MOST_OVERLAP = 8
 MOST_FRAMES = 256 * 2**20
 """Largest size of all frames [bytes]."""
 
-CALL_CYCLES = 100e3
+CALL_CYCLES = 400e3
 """Cost of the calls into torch."""
 
 DOUBT = 1.2
@@ -69,7 +70,7 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
         NAME,
         "direct",
         direct=True,
-        cycles=CALL_CYCLES + DOUBT * (products + 1.5 * _elements(problem) + prod(problem.y_shape)),
+        cycles=narrow_gradient_doubt(problem) * (CALL_CYCLES + DOUBT * (products + 2.0 * _elements(problem))),
         error=partial(_error, problem),
     )
 
