@@ -267,17 +267,16 @@ def test_where_transforms_overflow() -> None:
     assert extreme.overflows_from(extreme.KernelScheme(1, 1, 1, 1), (3, 3)) == "with the result"
 
 
-def test_transforms_lose_digits_below_the_smallest_exponent() -> None:
-    """Weights of 1e-39 lose digits even if an input of 1e16 makes the result an ordinary number, dense tensors or not.
-    Direct summation transforms nothing; the weights times 2^40 keep all digits."""
+@pytest.mark.parametrize("which", [(0,), (1,), (0, 1)], ids=["one", "other", "both"])
+@pytest.mark.parametrize("kind", Pass, ids=str)
+def test_operands_below_the_smallest_exponent(kind: Pass, which: tuple[int, ...]) -> None:
+    """Operands of 1e-39, where the other one makes the result an ordinary number, and of 1e-18, whose products are
+    denormal on the way: kernels scale them, so transforms lose no digits."""
     torch.manual_seed(0)
     layer = Layer(1, 5, 5, 24)
-    x, w = drawn(layer.x) * 1e16, drawn(layer.w) * 1e-39
-    trial = Trial(layer, Pass.FPROP, x, w)
-    errors = list(trial.errors(trial.scale))
-    assert all(observed <= candidate.error for candidate, observed in errors if candidate.direct)
-    assert any(observed > candidate.error for candidate, observed in errors)
-    keeps_its_promise(Trial(layer, Pass.FPROP, x, w * 2.0**40))
+    factors = [1e-18 if len(which) == 2 else 1e-39 if place in which else 1e16 for place in range(2)]
+    one, other = (drawn(shape) * factor for shape, factor in zip(layer.operands(kind), factors, strict=True))
+    keeps_its_promise(Trial(layer, kind, one, other))
 
 
 def test_a_gradient_jumps_where_the_last_digits_decide() -> None:

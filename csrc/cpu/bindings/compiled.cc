@@ -81,7 +81,7 @@ void CompiledConvolution(Handle x_handle, Handle weights_handle, const Handle* b
   } else {
     const int64_t sizes[] = {l.outputs, l.inputs, l.taps_h, l.taps_w};
     ConvolveForward(x, View(sizes, weights), Given(bias), y, geometry, std::array<int64_t, 5>{l.engine, l.scheme},
-                    weights, epilogue);
+                    weights, epilogue, true);
   }
   *result = made.release();
 }

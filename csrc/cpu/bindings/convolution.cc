@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "bindings/denormals.h"
 #include "bindings/forward.h"
 #include "bindings/tensors.h"
 #include "channel_lanes/forward.h"
@@ -58,14 +59,14 @@ Plan ReadPlan(std::span<const int64_t> numbers) {
 
 // Size of one group's transformed weights [floats].
 std::size_t WeightsSize(const Plan& plan, const Convolution& conv) {
-  Require(plan.lanes != Lanes::kPointwise || IsPointwise(conv),
-          "the pointwise engine takes channels_last tensors");
+  Require(plan.lanes != Lanes::kPointwise || IsPointwise(conv), "the pointwise engine takes channels_last tensors");
   return plan.kernels->weights_size(conv);
 }
 
 // Transformed weights for a forward `convolve`. They depend on instruction set, weights and algorithm only.
 Tensor TransformWeightsOp(const Tensor& x, const Tensor& w, const Tensor& y,
                           const std::vector<int64_t>& geometry_numbers, const std::vector<int64_t>& plan_numbers) {
+  const FloatControl flush;
   const Geometry geometry = ReadGeometry(geometry_numbers);
   const Plan plan = ReadPlan(plan_numbers);
   const Convolution first = DescribeForward(x, w, y, geometry);
@@ -114,9 +115,12 @@ void InputGradientOp(const Tensor& dy, const Tensor& w, const Tensor& dx, const 
   const Geometry geometry = ReadGeometry(geometry_numbers);
   const Plan plan = ReadPlan(plan_numbers);
   AdviseHugePages(dx.mutable_data_ptr<float>(), static_cast<std::size_t>(dx.numel()) * sizeof(float));
-  for (const Convolution& phase : DescribeInputGradient(dy, w, dx, geometry)) {
+  const FloatControl flush;
+  const Operands of(dy, w);
+  for (const Convolution& phase : DescribeInputGradient(of.a.view, of.b.view, dx, geometry)) {
     RunGroups(phase, geometry.groups, true, plan, nullptr);
   }
+  Rescale(dx, -of.exponent());
 }
 
 // Longest sequential sum in `convolve` and `input_gradient`, for the error model: see SchemeKernels::longest_sum.
@@ -179,7 +183,19 @@ std::vector<int64_t> StageCyclesOp() {
 
 void ConvolveForward(const View& x, const View& w, const std::optional<View>& bias, const View& y,
                      const Geometry& geometry, std::span<const int64_t> plan_numbers,
-                     const std::optional<View>& transformed, const Epilogue<float>& epilogue) {
+                     const std::optional<View>& transformed, const Epilogue<float>& epilogue, bool packed_only) {
+  const FloatControl flush;
+  const Operands of(x, packed_only ? *transformed : w);
+  if (of.exponent() > 0) {
+    // A transform is linear: packed weights times a power of two are those of the weights times it.
+    const View weight = packed_only ? w : of.b.view;
+    const std::optional<View> packed = packed_only         ? of.b.view
+                                       : of.b.exponent > 0 ? std::optional<View>()
+                                                           : transformed;
+    return ForwardOfTiny(y, -of.exponent(), bias, epilogue, [&](const View& sum) {
+      ConvolveForward(of.a.view, weight, std::nullopt, sum, geometry, plan_numbers, packed, {}, packed_only);
+    });
+  }
   const Plan plan = ReadPlan(plan_numbers);
   Convolution first = DescribeForward(x, w, y, geometry);
   if (bias.has_value()) first.bias = bias->const_data_ptr<float>();

@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "bindings/denormals.h"
 #include "bindings/forward.h"
 #include "bindings/half.h"
 #include "bindings/tensors.h"
@@ -79,8 +80,8 @@ void ForEachBlock(int64_t images, int64_t groups, int64_t together, std::size_t 
 }
 
 const Runtime& OneThread() {
-  static const Runtime runtime{
-      [](int64_t count, const std::function<void(int64_t, int64_t)>& body) { body(0, count); }, 1};
+  static const Runtime runtime{[](int64_t count, const std::function<void(int64_t, int64_t)>& body) { body(0, count); },
+                               1};
   return runtime;
 }
 
@@ -195,7 +196,13 @@ void InputGradientOp(const Tensor& dy, const Tensor& w, const Tensor& dx, const 
   Require(geometry.border == Border::kZeros, "the depthwise input gradient knows only a border of zeros");
   if (dx.numel() == 0) return;
   if (IsHalf(dx)) return CorrelateHalf(dy, w, bias, dx, geometry, &GradientAxis, std::nullopt, {});
-  DepthwiseCorrelation conv = Describe(dy, w, dx, geometry, &GradientAxis);
+  const FloatControl flush;
+  const Operands of(dy, w);
+  DepthwiseCorrelation conv = Describe(of.a.view, of.b.view, dx, geometry, &GradientAxis);
+  if (of.exponent() > 0) {
+    return ForwardOfTiny(dx, -of.exponent(), bias, {},
+                         [&](const View&) { RunDepthwise(TheSet(), conv, TheRuntime()); });
+  }
   SetBias(conv, bias);
   RunDepthwise(TheSet(), conv, TheRuntime());
 }
@@ -205,9 +212,11 @@ void WeightGradientOp(const Tensor& x, const Tensor& dy, const Tensor& dw, const
   const Geometry geometry = ReadGeometry(geometry_numbers);
   RequireDepthwise(x, dw, dy, geometry);
   if (IsHalf(x)) return WeightGradientHalf(x, dy, dw, db, geometry);
-  DepthwiseWeightGradient g{ShapeOf(x, dw, dy, geometry, &ForwardAxis)};
-  g.x = x.const_data_ptr<float>();
-  g.dy = dy.const_data_ptr<float>();
+  const FloatControl flush;
+  const Operands of(x, dy);
+  DepthwiseWeightGradient g{ShapeOf(of.a.view, dw, of.b.view, geometry, &ForwardAxis)};
+  g.x = of.a.view.const_data_ptr<float>();
+  g.dy = of.b.view.const_data_ptr<float>();
   g.dw = dw.mutable_data_ptr<float>();
   g.multiplier = Extent(dy, 1) / g.groups;
   if (db.has_value()) {
@@ -215,6 +224,8 @@ void WeightGradientOp(const Tensor& x, const Tensor& dy, const Tensor& dw, const
     g.bias_step = db->stride(0);
   }
   RunDepthwise(TheSet(), g, TheRuntime());
+  Rescale(dw, -of.exponent());
+  if (db.has_value()) Rescale(*db, -of.b.exponent);
 }
 
 // Longest sequential sum in `depthwise_wgrad`, for the error model. sizes: x (4), dw (4), rows and columns of dy.
@@ -233,6 +244,13 @@ int64_t LongestSumOp(const std::vector<int64_t>& sizes, const std::vector<int64_
 
 void DepthwiseForward(const View& x, const View& w, const std::optional<View>& bias, const View& y,
                       const Geometry& geometry, const Epilogue<float>& epilogue) {
+  const FloatControl flush;
+  const Operands of(x, w);
+  if (of.exponent() > 0) {
+    return ForwardOfTiny(y, -of.exponent(), bias, epilogue, [&](const View& sum) {
+      DepthwiseForward(of.a.view, of.b.view, std::nullopt, sum, geometry, {});
+    });
+  }
   RequireDepthwise(x, w, y, geometry);
   DepthwiseCorrelation conv = Describe(x, w, y, geometry, &ForwardAxis);
   conv.epilogue = epilogue;

@@ -9,10 +9,11 @@
 
 namespace polyconv {
 
-// A forward pass of the engines in enum Lanes. Transforms the weights itself if `transformed` is empty.
+// A forward pass of the engines in enum Lanes. Transforms the weights itself if `transformed` is empty. `packed_only`:
+// `w` has the shape of the weight, but not its values.
 void ConvolveForward(const View& x, const View& w, const std::optional<View>& bias, const View& y,
                      const Geometry& geometry, std::span<const int64_t> plan, const std::optional<View>& transformed,
-                     const Epilogue<float>& epilogue);
+                     const Epilogue<float>& epilogue, bool packed_only = false);
 
 // A forward pass of the depthwise engine.
 void DepthwiseForward(const View& x, const View& w, const std::optional<View>& bias, const View& y,

@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "bindings/denormals.h"
 #include "common/lattice.h"
 
 namespace polyconv {
@@ -59,6 +60,14 @@ View::View(const int64_t* sizes, const View& packed)
   strides_ = kZeros;
 }
 
+View::View(const View& like, const int64_t* strides, float* data)
+    : tensor_(like.tensor_),
+      dim_(like.dim_),
+      sizes_(like.sizes_),
+      strides_(strides),
+      dtype_(like.dtype_),
+      data_(data) {}
+
 int64_t View::numel() const {
   return std::accumulate(sizes_, sizes_ + dim_, int64_t{1}, std::multiplies<>());
 }
@@ -66,8 +75,8 @@ int64_t View::numel() const {
 template <class T>
 const T* View::const_data_ptr() const {
   Require(dtype_ == DtypeOf<T>(), "a tensor has elements of another type");
-  const void* data;
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_get_const_data_ptr(tensor_, &data));
+  const void* data = data_;
+  if (data == nullptr) STABLE_TORCH_ERROR_CODE_CHECK(torch_get_const_data_ptr(tensor_, &data));
   return static_cast<const T*>(data);
 }
 template const float* View::const_data_ptr() const;
@@ -76,8 +85,8 @@ template const double* View::const_data_ptr() const;
 template <class T>
 T* View::mutable_data_ptr() const {
   Require(dtype_ == DtypeOf<T>(), "a tensor has elements of another type");
-  void* data;
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_get_mutable_data_ptr(tensor_, &data));
+  void* data = data_;
+  if (data == nullptr) STABLE_TORCH_ERROR_CODE_CHECK(torch_get_mutable_data_ptr(tensor_, &data));
   return static_cast<T*>(data);
 }
 template float* View::mutable_data_ptr() const;
@@ -215,7 +224,11 @@ void WriteZeros(const Convolution& conv, const Runtime& runtime) {
 
 Runtime TheRuntime() {
   return {[](int64_t count, const std::function<void(int64_t, int64_t)>& body) {
-            torch::stable::parallel_for(0, count, 1, body);
+            const unsigned control = _mm_getcsr();
+            torch::stable::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
+              const FloatControl as_caller(control);
+              body(begin, end);
+            });
           },
           static_cast<int>(torch::stable::get_num_threads())};
 }

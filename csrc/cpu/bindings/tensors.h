@@ -25,6 +25,8 @@ class View {
 
   // A weight of four sizes that is packed: without strides.
   View(const int64_t* sizes, const View& packed);
+  // Other memory in the place of a tensor's, with other strides.
+  View(const View& like, const int64_t* strides, float* data);
 
   int64_t dim() const { return dim_; }
   int64_t size(int64_t dim) const { return sizes_[dim]; }
@@ -43,6 +45,7 @@ class View {
   const int64_t* sizes_;
   const int64_t* strides_;
   int32_t dtype_;
+  float* data_ = nullptr;  // null: that of the tensor
 };
 
 // Throws "polyconv: " + what, unless the condition holds.
@@ -95,7 +98,7 @@ Convolution OfGroup(const Convolution& first, int group, bool input_gradient);
 // Writes zeros to all outputs of a correlation without taps.
 void WriteZeros(const Convolution& conv, const Runtime& runtime);
 
-// Runs on torch's thread pool.
+// Runs on torch's thread pool, with the calling thread's floating-point control.
 Runtime TheRuntime();
 
 // Best instruction set of this processor, unless ChooseInstructionSet chose another one for a test.

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "bindings/denormals.h"
 #include "bindings/tensors.h"
 #include "channel_lanes/gradient.h"
 
@@ -37,7 +38,9 @@ void WeightGradientOp(const Tensor& x, const Tensor& dy, const Tensor& dw, const
                       const std::vector<int64_t>& geometry_numbers, const std::vector<int64_t>& plan_numbers) {
   const Geometry geometry = ReadGeometry(geometry_numbers);
   const GradientKernels& kernels = ReadGradientPlan(plan_numbers, geometry);
-  const Convolution first = DescribeForward(x, dw, dy, geometry);
+  const FloatControl flush;
+  const Operands of(x, dy);
+  const Convolution first = DescribeForward(of.a.view, dw, of.b.view, geometry);
   float* dw_data = dw.mutable_data_ptr<float>();
   Require(!db.has_value() || db->is_contiguous(), "the bias gradient is dense");
   float* db_data = db.has_value() ? db->mutable_data_ptr<float>() : nullptr;
@@ -52,6 +55,8 @@ void WeightGradientOp(const Tensor& x, const Tensor& dy, const Tensor& dw, const
       kernels.run(problem, runtime);
     }
   }
+  Rescale(dw, -of.exponent());
+  if (db.has_value()) Rescale(*db, -of.b.exponent);
 }
 
 // Block sizes of the sums in `weight_gradient`, for the error model. sizes: x (4), dw (4), rows and columns of dy.

@@ -121,6 +121,18 @@ def scratch(like: Tensor, count: int) -> Tensor:
     return empty_output(like.new_empty(0, dtype=torch.float32), sizes, [1])
 
 
+def normalised(tensor: Tensor) -> tuple[Tensor, int]:
+    """A float32 operand and an exponent: a copy times 2^exponent if all values are below 2^-48, else itself and 0."""
+    found: tuple[Tensor, int] = operator("normalised")(tensor)
+    return found if found[1] else (tensor, 0)
+
+
+def rescale(tensor: Tensor, exponent: int) -> None:
+    """Multiply by a power of two below 1 in place, correctly rounded to denormal numbers."""
+    if exponent:
+        operator("rescale")(tensor, exponent)
+
+
 @lru_cache(maxsize=1)
 def facts() -> dict[str, Any]:
     """Schemes and enumerations of the kernels; list positions are their numbers (``csrc/cpu/bindings/facts.cc``)."""

@@ -25,7 +25,7 @@ from ..problem import HALF_DTYPES, IMAGE_CHANNELS, Pass, Problem
 from ..selection import TRIALS, Candidate, PlanError, Preference, Selection, by_cost, select, why_not, worth_timing
 from . import native
 from .device import CpuDevice, this_machine
-from .engines import aten, channel_lanes, depthwise, patches, pointwise, reference, signals, tile_lanes
+from .engines import aten, channel_lanes, depthwise, fourier, frames, patches, pointwise, reference, signals, tile_lanes
 from .engines import volumes as engines_volumes
 from .plan import CpuCandidate
 from .profiles import Correction, Formula, Profile, in_force, in_words
@@ -74,14 +74,7 @@ MOST_FOR_THE_CHECK = 0.02
 """Largest share of a call's cost for that check. Above it the weight is transformed in every call."""
 
 ENGINES: tuple[ModuleType, ...] = (
-    tile_lanes,
-    channel_lanes,
-    pointwise,
-    depthwise,
-    signals,
-    patches,
-    reference,
-    aten,
+    *(tile_lanes, channel_lanes, pointwise, depthwise, signals, patches, fourier, frames, reference, aten),
 )
 """Modules with a ``NAME``, ``candidates(problem, device)`` for 2-D problems and ``prepare(chosen, problem, weights)``,
 where ``weights`` is the weight cache or None."""
@@ -89,10 +82,9 @@ where ``weights`` is the weight cache or None."""
 HALF_ENGINES = (signals, patches)
 """Engines that take half precision, too."""
 
-UNCORRECTED = (engines_volumes.NAME, signals.NAME, patches.NAME)
-"""Engines whose estimates no profile corrects: a sum of slices, whose parts are corrected, and engines whose time is
-that of memory traffic or of a matrix product."""
-
+UNPROFILED = (aten.NAME, engines_volumes.NAME, signals.NAME, patches.NAME, fourier.NAME, frames.NAME)
+"""Engines whose estimates no profile corrects: ATen, the reference of all ratios; sums of slices, whose parts are
+corrected; and engines whose time is that of memory traffic, a matrix product or FFTs."""
 
 BATCHED: tuple[ModuleType, ...] = (tile_lanes, channel_lanes, pointwise, aten)
 """Engines whose prepared forward pass and input gradient take any number of images."""
@@ -465,9 +457,8 @@ class Costs:
         return CALL_CYCLES + candidate.cycles - saved
 
     def correction(self, candidate: CpuCandidate) -> Correction | None:
-        """Measured correction of an estimate. None without a profile, for ATen, the reference of all ratios, and for
-        :data:`UNCORRECTED` engines."""
-        if self.device.profile is None or candidate.engine in (aten.NAME, *UNCORRECTED):
+        """Measured correction of an estimate. None without a profile and for :data:`UNPROFILED` engines."""
+        if self.device.profile is None or candidate.engine in UNPROFILED:
             return None
         formula = candidate.engine, candidate.form == "direct", self.keeps(candidate)
         found = self._corrections.get(formula)
@@ -501,8 +492,8 @@ def offered(problem: Problem, device: CpuDevice, *, own_kernels: bool = False) -
 
 
 def offered_for_volumes(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
-    """All candidates of a 3-D problem: a sum of slices by native kernels, a matrix product of patches, or ATen on the
-    whole volume. ATen is no candidate for the slices: it would have to copy these views."""
+    """All candidates of a 3-D problem: a sum of slices by native kernels, a matrix product of patches, FFTs, or ATen on
+    the whole volume. ATen is no candidate for the slices: it would have to copy these views."""
     if problem.dtype in HALF_DTYPES:
         yield from _offered_in_half(problem, device, offered_for_volumes)
         return
@@ -511,6 +502,7 @@ def offered_for_volumes(problem: Problem, device: CpuDevice) -> Iterator[CpuCand
         yield from patches.candidates(problem, device)
     if own:
         yield from engines_volumes.candidates(problem, device, lambda part: _plan_2d(part, device))
+        yield from fourier.candidates(problem, device)
     if not own or problem.dtype == "float32":
         yield from aten.candidates(problem, device)
 
@@ -547,9 +539,9 @@ def _reason(problem: Problem, found: Selection[CpuCandidate], costs: Costs) -> s
 
 
 def _uncovered(found: Selection[CpuCandidate], costs: Costs) -> str:
-    """See :attr:`CpuPlan.uncovered`. It is judged by the estimate of the best native kernel."""
-    ours = {candidate.name: candidate for candidate in found.able if candidate.engine != aten.NAME}
-    if costs.device.profile is None or not 0 < len(ours) < len(found.able):
+    """See :attr:`CpuPlan.uncovered`. It is judged by the estimate of the best native kernel that profiles know."""
+    ours = {one.name: one for one in found.able if one.engine not in UNPROFILED or one.engine == engines_volumes.NAME}
+    if costs.device.profile is None or not ours or all(one.engine != aten.NAME for one in found.able):
         return ""
     if costs.problem.rank == 3:
         return "not covered by it: convolutions over three axes, of which no profile has any"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -48,9 +49,11 @@ class TransformedWeights:
         plan: list[int],
         frozen: bool = False,
         owner: Tensor | None = None,
+        transform: Callable[[], Tensor] | None = None,
     ) -> Tensor | None:
         """The transformed weight for this call, or None if it cannot be cached. A weight in half precision is widened.
-        ``owner``: the weight, and holder of the promise, if ``w`` is a view of it."""
+        ``owner``: the weight, and holder of the promise, if ``w`` is a view of it. ``transform``: makes it in place of
+        the native kernels."""
         dense = _dense(w)
         if dense is None or w.is_inference():  # an inference tensor has no version counter
             return None
@@ -69,7 +72,7 @@ class TransformedWeights:
         if kept is not None and kept.state == state and kept.bits == bits and kept.storage() is storage:
             kept.promise = promise
             return kept.transformed
-        transformed: Tensor = _operator("transform_weights")(x, w.float(), y, geometry, plan)
+        transformed = transform() if transform else _operator("transform_weights")(x, w.float(), y, geometry, plan)
         new = _Kept(state, bits, transformed, weakref.ref(storage, lambda _: self._kept.pop(key, None)), promise)
         with STATE_LOCK:
             self._kept.pop(key, None)

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..cpu.device import CpuDevice
 from ..cpu.engines import aten, reference
 from ..cpu.plan import CpuCandidate
-from ..cpu.planner import UNCORRECTED, Costs, engine_of, here, offered
+from ..cpu.planner import UNPROFILED, Costs, engine_of, here, offered
 from ..cpu.profiles import Kernel, Record, Spent
 from ..cpu.profiles.profile import Place, place_of
 from ..cpu.weight_cache import TransformedWeights
@@ -143,7 +143,7 @@ def _estimated(problem: Problem, device: CpuDevice) -> Iterator[_Trial]:
     for kept in (False, True) if problem.kind is Pass.FPROP else (False,):
         costs = Costs(replace(problem, frozen=kept), device, kept)
         for candidate in offered(problem, device):
-            able = candidate.refusal is None and candidate.engine not in (reference.NAME, *UNCORRECTED)
+            able = candidate.refusal is None and candidate.engine not in (reference.NAME, *UNPROFILED)
             exact = candidate.direct or candidate.error <= problem.tolerance
             if able and exact and kept == costs.keeps(candidate):
                 yield _Trial(candidate, kept, costs.counted(candidate))

@@ -36,7 +36,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from math import ceil, inf, log, sqrt
+from math import ceil, inf, log, log2, sqrt
 from typing import NamedTuple, Protocol
 
 from ..algebra.matrices import Matrix, is_dyadic
@@ -262,6 +262,28 @@ class Growth:
 
 
 DIRECT = Growth(taps=1, terms=1.0, transforms=0.0, product=1.0, longest=1, sums=1.0, absolute=1.0, depth=1)
+
+
+FOURIER_STAGE = 2.5
+"""Mean square of the roundings of one radix-2 stage of an FFT, relative to that of its values: a sum, and half of the
+values times a rounded root of unity. Transforms of higher radix round less."""
+
+
+def fourier_growth(points: int, taps: int) -> Growth:
+    """Growth of a convolution by FFTs of ``points`` pixels. A transform keeps the mean square of its values up to a
+    factor, so roundings of both operands' transforms, of the products and of the inverse transform enter the output
+    alike, spread over all points: they add up to a normal distribution."""
+    transforms = 3 * FOURIER_STAGE * log2(points)
+    return Growth(
+        taps=taps,
+        terms=2.0,  # a component of a complex product has two
+        transforms=transforms,
+        product=1.0,
+        longest=2,
+        sums=float(points),
+        absolute=inf,
+        depth=ceil(transforms),
+    )
 
 
 @lru_cache(maxsize=4096)

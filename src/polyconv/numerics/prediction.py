@@ -20,6 +20,7 @@ from .error_model import (
     Growth,
     Magnitudes,
     Repetition,
+    fourier_growth,
     predicted_error,
 )
 
@@ -125,6 +126,15 @@ def rounding_error(problem: Problem) -> float:
     """Error of rounding a float32 result to the problem's dtype; 0 if that is none of half precision."""
     largest = LARGEST_TO_SCALE * problem.activation.slope
     return HALF_ROUNDING.get(problem.dtype, 0.0) * largest
+
+
+def fourier_error(problem: Problem, points: int, taps: int) -> float:
+    """Error of fast convolution by FFTs of ``points`` pixels; ``taps`` as in :class:`~.error_model.Growth`. It depends
+    on the energy of a filter, not on its distribution over the taps: of all repetition, only equal products matter."""
+    repetition = replace(repetition_of(problem), flat=False, outputs=None)
+    known = fourier_growth(points, taps)
+    error = predicted_error(None, reduction_of(problem), known=known, repetition=repetition)
+    return _through_epilogue(error, problem.activation, problem.residual, repetition.products)
 
 
 def half_error(problem: Problem, sums: tuple[int, ...]) -> float:

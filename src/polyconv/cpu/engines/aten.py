@@ -228,6 +228,13 @@ def direct_cycles(problem: Problem, device: CpuDevice) -> float:
     return spent.call + spent.product * products + spent.moved * moved + spent.weight * weights
 
 
+def narrow_gradient_doubt(problem: Problem) -> float:
+    """Factor by which :func:`direct_cycles` may be too large where no profile tells: for input gradients of few
+    channels from many, which ATen computes as a matrix product, and the estimate in vectors that are mostly empty."""
+    c, k = problem.channels_per_group
+    return min(8.0, max(1.0, k / c)) if problem.kind is Pass.DGRAD else 1.0
+
+
 def _lays_out_columns(problem: Problem, device: CpuDevice) -> bool:
     """True if ATen computes a 3-D convolution by im2col and a matrix product instead of oneDNN. The size limit of
     ATen's rule (``use_mkldnn``) leaves out the width."""

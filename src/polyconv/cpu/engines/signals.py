@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from functools import partial
 from math import prod
 
+from ...activation import Activation
 from ...backend import Run
-from ...numerics.prediction import HALF_ROUNDING, LARGEST_TO_SCALE, STEEPEST_SILU, error_of, reduction_of
-from ...problem import Activation, Pass, Problem
+from ...numerics.prediction import HALF_ROUNDING, error_of, reduction_of, rounding_error
+from ...problem import Pass, Problem
 from ..device import CpuDevice
 from ..operators import own_operators
 from ..plan import CpuCandidate
@@ -71,12 +72,6 @@ def _error(problem: Problem) -> float:
     return error_of(problem, None, longest, ()) + rounding_error(problem)
 
 
-def rounding_error(problem: Problem) -> float:
-    """Error of one rounding of the result to half precision; 0 in float32."""
-    steepest = STEEPEST_SILU if problem.activation is Activation.SILU else 1.0
-    return HALF_ROUNDING.get(problem.dtype, 0.0) * LARGEST_TO_SCALE * steepest
-
-
 def _cycles(problem: Problem, lanes: int) -> float:
     """Estimated cycles of one core: every element moves once, every product is computed once."""
     half = problem.dtype != "float32"
@@ -84,6 +79,6 @@ def _cycles(problem: Problem, lanes: int) -> float:
     for shape, strides in ((problem.x_shape, problem.x_strides), (problem.y_shape, problem.y_strides)):
         moved = MOVED_CYCLES if strides[-1] == 1 else TRANSPOSED_CYCLES
         cycles += prod(shape) / lanes * (moved / 2 + WIDENED_CYCLES if half else moved)
-    if problem.activation is Activation.SILU:
+    if problem.activation not in (Activation.NONE, Activation.RELU):
         cycles += SILU_CYCLES * prod(problem.y_shape) / lanes
     return cycles + (1.2 if problem.kind is Pass.WGRAD else 1.0) * problem.multiplications / lanes

@@ -1,0 +1,130 @@
+"""Denormal numbers: the results that are promised, and the caller's floating-point control.
+
+Kernels count denormals as zero. An operand whose values are all tiny is scaled by a power of two before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import polyconv
+from cpu_passes import load_native
+from every_candidate import Layer, Trial
+from polyconv.cpu import native
+from polyconv.cpu.engines import aten
+from polyconv.problem import Pass
+
+load_native()
+
+UNIT = 2.0**-149
+"""Denormal results are multiples of it."""
+LAYERS = {"3x3": Layer(2, 8, 12, 17), "5x9": Layer(1, 6, 5, 24, (5, 9), 2), "1x1": Layer(2, 16, 8, 9, (1, 1), 0)}
+
+
+def within_promise(trial: Trial) -> None:
+    """Polyconv's kernels, up to half the spacing of denormal results. PyTorch's round every denormal product."""
+    allowed = 0.5 * UNIT / float(trial.scale.min())
+    broken = [
+        f"{candidate.name}: {observed:.1e}, predicted {candidate.error:.1e}"
+        for candidate, observed in trial.errors(trial.scale)
+        if candidate.engine != aten.NAME and observed > candidate.error + allowed
+    ]
+    assert not broken, f"{trial.problem}: {broken}"
+
+
+@pytest.mark.parametrize("which", range(2), ids=["one", "other"])
+@pytest.mark.parametrize("factor", [1e-40, 1e-30, 1e-14])
+@pytest.mark.parametrize("kind", Pass, ids=str)
+@pytest.mark.parametrize("name", LAYERS)
+def test_tiny_operands_keep_the_relative_error(name: str, kind: Pass, factor: float, which: int) -> None:
+    torch.manual_seed(0)
+    operands = [torch.randn(shape) for shape in LAYERS[name].operands(kind)]
+    operands[which] *= factor
+    within_promise(Trial(LAYERS[name], kind, *operands))
+
+
+@pytest.mark.parametrize("which", range(2), ids=["one", "other"])
+@pytest.mark.parametrize("kind", Pass, ids=str)
+def test_denormals_among_ordinary_values(kind: Pass, which: int) -> None:
+    """They count as zero, which is far below the error of the ordinary ones."""
+    torch.manual_seed(0)
+    layer = LAYERS["3x3"]
+    operands = [torch.randn(shape) for shape in layer.operands(kind)]
+    operands[which] = torch.where(torch.rand(operands[which].shape) < 0.5, operands[which], operands[which] * 1e-40)
+    within_promise(Trial(layer, kind, *operands))
+
+
+def test_depthwise_and_epilogues() -> None:
+    """A whole layer of 1e-40, bias included, and its gradients; the activation of an ordinary bias."""
+    torch.manual_seed(0)
+    for groups, activation in ((1, "none"), (6, "relu"), (6, "none")):
+        x, w = torch.randn(2, 6, 20, 21, requires_grad=True), torch.randn(6, 6 // groups, 3, 3) * 1e-40
+        for bias in (torch.randn(6) * 1e-40, torch.randn(6)):
+            y = polyconv.conv2d(x, w, bias, groups=groups, padding=1, activation=activation)
+            exact = torch.conv2d(x.double(), w.double(), bias.double(), groups=groups, padding=1)
+            exact = exact.relu() if activation == "relu" else exact
+            assert (y.double() - exact).abs().max() <= 4 * UNIT + 1e-5 * exact.abs().max()
+
+
+def test_scaling_is_exact() -> None:
+    """Up to ordinary numbers and back to the same bits, for every denormal magnitude and sign, in any layout."""
+    bits = torch.cat([torch.arange(0, 2**23, 4001), torch.arange(2**23, (127 - 49) << 23, 2**20 + 77)]).int()
+    tiny = torch.cat([bits.view(torch.float32), -bits.view(torch.float32)])
+    square = tiny[: 2 * (len(tiny) // 4)].view(2, -1)
+    for tensor in (tiny, square.T, square[:, ::3], tiny[:7].expand(5, 7)):
+        scaled, exponent = native.normalised(tensor)
+        assert exponent > 0
+        assert scaled.abs().max() >= 1
+        assert torch.equal(scaled.double(), tensor.double() * 2.0**exponent)
+        native.rescale(scaled, -exponent)
+        assert torch.equal(scaled, tensor)
+    for ordinary in (torch.zeros(5), torch.tensor([0.0, 1e-40, 1.0]), torch.tensor([torch.nan, 1e-40])):
+        assert native.normalised(ordinary)[0] is ordinary
+
+
+def test_scaling_rounds_to_nearest_even() -> None:
+    values = torch.tensor([0.5, 1.5, 2.5, -0.5, 0.75, 8388607.5, 8388606.5, torch.inf])
+    native.rescale(values, -149)
+    expected = torch.tensor([0, 2, 2, 0, 1, 8388608, 8388606]).double() * UNIT
+    assert torch.equal(values[:-1].double().abs(), expected)
+    assert values[-1] == torch.inf
+    assert torch.signbit(values[3])
+
+
+@pytest.fixture(scope="module")
+def read_control() -> Callable[[], int]:
+    """Reads MXCSR by a function of machine code: ``stmxcsr [rsp-8]; mov eax, [rsp-8]; ret``."""
+    code = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    code.write(bytes.fromhex("0fae5c24f8 8b4424f8 c3".replace(" ", "")))
+    address = ctypes.addressof(ctypes.c_char.from_buffer(code))
+    function = ctypes.CFUNCTYPE(ctypes.c_uint)(address)
+
+    def read() -> int:
+        assert not code.closed
+        return int(function())
+
+    return read
+
+
+@pytest.mark.parametrize("flushes", [False, True])
+def test_the_callers_control_is_unchanged(read_control: Callable[[], int], flushes: bool) -> None:
+    """After every pass, whether the caller counts denormals as zero or not; also on the threads of torch's pool."""
+    flags = 0x3F  # sticky exception flags, which any arithmetic sets
+    x, w = torch.randn(1, 8, 30, 30, requires_grad=True), torch.randn(8, 8, 3, 3, requires_grad=True)
+    depthwise = torch.randn(8, 1, 3, 3, requires_grad=True)
+    torch.set_flush_denormal(flushes)
+    try:
+        before = read_control() & ~flags
+        for factor in (1.0, 1e-40):
+            polyconv.conv2d(x, w * factor).sum().backward()
+            polyconv.conv2d(x * factor, depthwise, groups=8).sum().backward()
+            assert read_control() & ~flags == before
+        products = torch.full((2**16,), 1e-20) * 1e-20  # by all threads
+        assert bool((products == 0).all()) if flushes else bool((products > 0).all())
+    finally:
+        torch.set_flush_denormal(False)
