@@ -311,7 +311,7 @@ def _plan_forward(
             described = dgrad_problem, describe_dgrad(x, w, layout, bias, geometry)
         else:
             described = fprop_problem, describe_fprop(x, w, bias, None, "none", frozen, geometry)
-        _, (_, last) = described[0](*described[1])
+        last: bool = described[0](*described[1])[1][1]
     except RuntimeError:  # wrong shapes
         return None
     call = recall(*described, x.device, inference=inference) if last == channels_last else None
