@@ -17,7 +17,7 @@ from nightly import nightly, sampled
 from polyconv import settings
 from polyconv.cpu import native
 from polyconv.cpu.device import CpuDevice
-from polyconv.cpu.engines import aten, fourier
+from polyconv.cpu.engines import aten, depthwise, fourier, signals
 from polyconv.cpu.planner import plan_cpu
 from polyconv.cpu.profiles import Correction, Kernel, Profile, Record, Spent, in_words, shipped
 from polyconv.cpu.profiles.profile import CAUTION, EXTREME, UNMEASURED, is_extreme
@@ -31,7 +31,7 @@ if not native.is_available():
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "cpu" / "uncovered_classes.py"
 PROBLEM = Problem.make("fprop", (1, 64, 56, 56), (64, 64, 3, 3), padding=(1, 1, 1, 1))
 KERNEL = Kernel("F(4,3) x F(4,3), tile lanes")
-LONG = Problem.make("fprop", (1, 8, 1, 4096), (8, 1, 1, 1024), groups=8, tolerance=0.0)
+LONG = Problem.make("fprop", (1, 8, 4, 4096), (8, 1, 1, 1024), groups=8, tolerance=0.0)
 
 
 def _loaded() -> ModuleType:
@@ -161,7 +161,8 @@ SLOWER = [
     "Conv2d, large batch, 16 to 16",
     "ConvTranspose1d, k64 by 1, 16 to 1",
 ]
-"""Classes in which polyconv's direct kernel was measured slower than ATen while estimated faster."""
+"""Classes in which polyconv's direct kernel was measured slower than ATen while estimated faster. Of depthwise signals
+it was the engine ``depthwise``; ``signals`` came later, and was faster than ATen where timed (64 to 1024 taps)."""
 
 
 @pytest.mark.parametrize("profile_name", PROFILES)
@@ -172,8 +173,14 @@ def test_pytorch_runs_where_an_estimate_was_far_off(name: str, profile_name: str
     polyconv.replace(module)
     forward = problems_of(module, CLASSES[name].shape)[0]
     assert forward.kind is (Pass.DGRAD if "Transpose" in name else Pass.FPROP)
-    assert plan_cpu(forward, device(profile_name), inference=True).chosen.engine in (aten.NAME, fourier.NAME)
+    engine = plan_cpu(forward, device(profile_name), inference=True).chosen.engine
+    assert engine in (aten.NAME, fourier.NAME, signals.NAME)
     plan = plan_cpu(replace(forward, tolerance=0.0), device(profile_name), inference=True)
+    if "depthwise" in name:
+        cost = {candidate.name: candidate.cost for candidate in plan.candidates}
+        assert cost[f"direct, {depthwise.NAME}"] > cost[f"PyTorch's convolution, {aten.NAME}"]
+        assert plan.chosen.engine == signals.NAME
+        return
     assert plan.chosen.engine == aten.NAME
     assert plan.uncovered.startswith(f"not covered by it: {in_words(plan.ran)}; a kernel of polyconv's runs if")
 
@@ -181,7 +188,7 @@ def test_pytorch_runs_where_an_estimate_was_far_off(name: str, profile_name: str
 def test_explain_says_that_a_class_is_not_covered() -> None:
     known = next(iter(PROFILES))
     text = plan_cpu(LONG, device(known), inference=True).explain()
-    words = "depthwise fprop of signals, 1x1024 taps, 1 to 1 channels in 8 groups, 1 of 1x3073 in NCHW"
+    words = "depthwise fprop of images, 1x1024 taps, 1 to 1 channels in 8 groups, 1 of 4x3073 in NCHW"
     assert f"not covered by it: {words}; a kernel of polyconv's runs if it is estimated to be ahead by 32 times" in text
     assert "not covered" not in plan_cpu(PROBLEM, device(known)).explain()
     volume = Problem.make("fprop", (1, 8, 6, 12, 12), (16, 8, 3, 3, 3), padding=(1,) * 6)

@@ -16,12 +16,11 @@ from torch import Tensor
 from ...activation import Activation
 from ...backend import Run
 from ...lowering.epilogue import apply_epilogue
-from ...numerics.prediction import HALF_ROUNDING, error_of, reduction_of
+from ...numerics.prediction import HALF_ROUNDING, error_of, reduction_of, rounding_error
 from ...problem import Pass, Problem
 from ..device import CpuDevice
 from ..plan import CpuCandidate
 from ..weight_cache import TransformedWeights
-from .signals import rounding_error
 
 NAME = "patches"
 
