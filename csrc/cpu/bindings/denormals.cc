@@ -20,8 +20,8 @@ constexpr std::uint32_t kMagnitude = 0x7fffffff, kSmallestNormal = 0x00800000;
 constexpr std::uint32_t kOrdinary = std::uint32_t{127 - 48} << 23;  // 2^-48
 constexpr int kDenormalUnit = 149;                                  // denormals are multiples of 2^-149
 
-// Rows of up to 5 dimensions: calls body(first element of a, of b, count, step of a, of b) until it returns false. Dense
-// tensors of equal strides are one row. `a` and `b` have equal sizes.
+// Rows of up to 5 dimensions: calls body(first element of a, of b, count, step of a, of b) until it returns false.
+// Dense tensors of equal strides are one row. `a` and `b` have equal sizes.
 template <class Body>
 void ForRows(const Tensor& a, const Tensor& b, const Body& body) {
   constexpr int kDims = 5;
@@ -102,7 +102,8 @@ struct ScaleUp {
   static Factors Of(int exponent) { return {PowerOfTwo(exponent), PowerOfTwo(exponent - kDenormalUnit)}; }
   static float Scaled(float value, Factors by) {
     const std::uint32_t magnitude = Bits(value) & kMagnitude;
-    const float counted = static_cast<float>(static_cast<std::int32_t>(magnitude)) * by.denormal.one * by.denormal.other;
+    const float counted =
+        static_cast<float>(static_cast<std::int32_t>(magnitude)) * by.denormal.one * by.denormal.other;
     const float normal = std::bit_cast<float>(magnitude) * by.normal.one * by.normal.other;
     return Chosen(magnitude < kSmallestNormal, Bits(counted), normal, value);
   }
@@ -156,7 +157,8 @@ void Apply(Scale scale, int exponent, const Tensor& from, const Tensor& to) {
 std::tuple<Tensor, int64_t> NormalisedOp(const Tensor& given) {
   static thread_local Scratch scratch;
   const Operand found = Operand::Of(given, scratch);
-  return {found.exponent > 0 ? torch::stable::clone(found.tensor) : torch::stable::new_empty(given, {0}), found.exponent};
+  return {found.exponent > 0 ? torch::stable::clone(found.tensor) : torch::stable::new_empty(given, {0}),
+          found.exponent};
 }
 
 void RescaleOp(const Tensor& tensor, int64_t exponent) {
@@ -177,7 +179,8 @@ Operand Operand::Of(const Tensor& given, Scratch& scratch) {
   std::stable_sort(order.begin(), order.end(), [&](int64_t i, int64_t j) { return given.stride(i) > given.stride(j); });
   int64_t count = 1;
   for (std::size_t i = dims; i-- > 0; count *= sizes[order[i]]) strides[order[i]] = count;
-  const Tensor scaled = torch::stable::from_blob(scratch.Get(count), sizes, strides, given.device(), given.scalar_type());
+  const Tensor scaled =
+      torch::stable::from_blob(scratch.Get(count), sizes, strides, given.device(), given.scalar_type());
   Apply(ScaleUp{}, exponent, given, scaled);
   return {scaled, exponent};
 }

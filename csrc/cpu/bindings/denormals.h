@@ -28,8 +28,8 @@ class FloatControl {
 };
 
 // An operand as kernels take it: the given tensor or, if all of its values are below 2^-48, a copy times 2^exponent.
-// Products of two such operands and of their sums lie above the denormals. Finding one value that is not tiny is enough,
-// so ordinary tensors are not read to their end. The copy is in `scratch`, since new pages cost more than the scaling.
+// Products of two such operands lie above the denormals, as do their sums. One value that is not tiny is enough, so
+// ordinary tensors are not read to their end. The copy is in `scratch`, since new pages cost more than the scaling.
 struct Operand {
   static Operand Of(const Tensor& given, Scratch& scratch);
 
@@ -54,7 +54,7 @@ void Rescale(const Tensor& tensor, int exponent);
 void FinishForward(const Tensor& sum, int exponent, const std::optional<Tensor>& bias, const Epilogue<float>& epilogue,
                    const Tensor& y);
 
-// Runs a forward pass on operands that are tiny: y = activation(2^exponent sum + bias + residual). `run` writes the sum.
+// Forward pass on operands that were tiny: y = activation(2^exponent sum + bias + residual). `run` writes the sum.
 template <class Run>
 void ForwardOfTiny(const Tensor& y, int exponent, const std::optional<Tensor>& bias, const Epilogue<float>& epilogue,
                    const Run& run) {
