@@ -80,8 +80,8 @@ void ForEachBlock(int64_t images, int64_t groups, int64_t together, std::size_t 
 }
 
 const Runtime& OneThread() {
-  static const Runtime runtime{
-      [](int64_t count, const std::function<void(int64_t, int64_t)>& body) { body(0, count); }, 1};
+  static const Runtime runtime{[](int64_t count, const std::function<void(int64_t, int64_t)>& body) { body(0, count); },
+                               1};
   return runtime;
 }
 
