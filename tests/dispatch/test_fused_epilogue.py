@@ -304,9 +304,9 @@ def test_fake_agrees_with_real(case: Case, epilogue: tuple[str, bool], layout: s
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_computes_in_float32(dtype: torch.dtype) -> None:
+def test_autocast_computes_in_float32_if_it_is_not_followed(dtype: torch.dtype) -> None:
     x, w, residual = torch.randn(2, 3, 6, 6, dtype=dtype), torch.randn(4, 3, 3, 3), torch.randn(2, 4, 4, 4, dtype=dtype)
-    with torch.autocast("cpu", dtype=dtype):
+    with polyconv.allow_low_precision(False), torch.autocast("cpu", dtype=dtype):
         y = polyconv.conv2d(x, w, activation="silu", residual=residual.requires_grad_())
         y.sum().backward()
     assert y.dtype == torch.float32

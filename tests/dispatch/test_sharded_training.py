@@ -24,7 +24,8 @@ if not native.is_available():
     pytest.skip(str(native.why_absent()), allow_module_level=True)
 pytest.importorskip("torch.distributed.tensor", reason="DTensors are public from PyTorch 2.5 on")
 
-STEPS = 10
+STEPS = 9
+"""Later the training diverges, and amplifies roundings of bfloat16."""
 IMAGES = 8
 """Batch of all ranks together."""
 CHANNELS = 16

@@ -82,9 +82,9 @@ where ``weights`` is the weight cache or None."""
 HALF_ENGINES = (signals, patches)
 """Engines that take half precision, too."""
 
-UNPROFILED = (aten.NAME, engines_volumes.NAME, signals.NAME, patches.NAME, fourier.NAME, frames.NAME)
-"""Engines whose estimates no profile corrects: ATen, the reference of all ratios; sums of slices, whose parts are
-corrected; and engines whose time is that of memory traffic, a matrix product or FFTs."""
+UNPROFILED = (engines_volumes.NAME, signals.NAME, patches.NAME, fourier.NAME, frames.NAME)
+"""Engines whose estimates no profile corrects: sums of slices, whose parts are corrected, and engines whose time is
+that of memory traffic, a matrix product or FFTs."""
 
 BATCHED: tuple[ModuleType, ...] = (tile_lanes, channel_lanes, pointwise, aten)
 """Engines whose prepared forward pass and input gradient take any number of images."""
@@ -457,8 +457,9 @@ class Costs:
         return CALL_CYCLES + candidate.cycles - saved
 
     def correction(self, candidate: CpuCandidate) -> Correction | None:
-        """Measured correction of an estimate. None without a profile and for :data:`UNPROFILED` engines."""
-        if self.device.profile is None or candidate.engine in UNPROFILED:
+        """Measured correction of an estimate. None without a profile, for ATen, the reference of all ratios, and for
+        :data:`UNPROFILED` engines."""
+        if self.device.profile is None or candidate.engine in (aten.NAME, *UNPROFILED):
             return None
         formula = candidate.engine, candidate.form == "direct", self.keeps(candidate)
         found = self._corrections.get(formula)
