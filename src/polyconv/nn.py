@@ -115,7 +115,9 @@ class _Forward(Convolution):
         """
         if residual is None and not is_dynamo_compiling() and (y := again(self, input)) is not None:
             return y
-        weight, bias = _operands(self)
+        # Another thread may restore the module meanwhile: torch's class has no fold.
+        fold: Fold | None = getattr(self, "fold", None)
+        weight, bias = (self.weight, self.bias) if fold is None else fold.operands(self)
         if residual is not None:
             return self._conv_forward(input, weight, bias, residual)
         return self._conv_forward(input, weight, bias)
@@ -177,7 +179,8 @@ class _Transposed(Convolution):
         """``output_size`` selects the output's extents among those that the stride allows."""
         if output_size is None and not is_dynamo_compiling() and (y := again(self, input)) is not None:
             return y
-        weight, bias = _operands(self)
+        fold: Fold | None = getattr(self, "fold", None)
+        weight, bias = (self.weight, self.bias) if fold is None else fold.operands(self)
         if self.padding_mode != "zeros":
             raise ValueError(f"Only `zeros` padding mode is supported for {type(self).__name__}")
         op, output_padding = TRANSPOSED[len(self.kernel_size)], self.output_padding
@@ -191,12 +194,6 @@ class _Transposed(Convolution):
             return operator_path.call(op, input, weight, bias, args, tolerance)
         module = self if output_size is None else None
         return fastpath.call(op, input, weight, bias, args, tolerance, module=module)
-
-
-def _operands(module: Convolution) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of a call. Another thread may restore the module meanwhile: torch's class has no fold."""
-    fold: Fold | None = getattr(module, "fold", None)
-    return (module.weight, module.bias) if fold is None else fold.operands(module)
 
 
 def _keep_options(module: Convolution, tolerance: float | None, activation: str | None) -> None:

@@ -30,7 +30,7 @@ IMAGES = 8
 """Batch of all ranks together."""
 CHANNELS = 16
 RATE = 3.0
-"""Learning rate: high, so that ten steps make a difference."""
+"""Learning rate: high, so that nine steps make a difference."""
 
 
 class Net(nn.Module):
