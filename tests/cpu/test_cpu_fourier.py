@@ -12,7 +12,7 @@ from torch import Tensor
 
 import polyconv
 from cpu_passes import load_native, same_bits_for_any_threads
-from polyconv.cpu.engines import fourier, frames
+from polyconv.cpu.engines.in_torch import fourier, frames
 from polyconv.cpu.planner import here, plan_cpu
 from polyconv.cpu.weight_cache import TransformedWeights
 from polyconv.numerics import reference

@@ -16,7 +16,8 @@ from torch import Tensor
 from cpu_passes import load_native, same_bits_for_any_threads
 from polyconv import functional
 from polyconv.cpu import native
-from polyconv.cpu.engines import patches, signals
+from polyconv.cpu.engines import signals
+from polyconv.cpu.engines.in_torch import patches
 from polyconv.cpu.plan import CpuCandidate
 from polyconv.cpu.planner import here, offered, offered_for_volumes, plan_cpu
 from polyconv.cpu.weight_cache import TransformedWeights

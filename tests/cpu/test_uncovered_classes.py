@@ -17,7 +17,8 @@ from nightly import nightly, sampled
 from polyconv import settings
 from polyconv.cpu import native
 from polyconv.cpu.device import CpuDevice
-from polyconv.cpu.engines import aten, depthwise, fourier, signals
+from polyconv.cpu.engines import aten, depthwise, signals
+from polyconv.cpu.engines.in_torch import fourier
 from polyconv.cpu.planner import plan_cpu
 from polyconv.cpu.profiles import Correction, Kernel, Profile, Record, Spent, in_words, shipped
 from polyconv.cpu.profiles.profile import CAUTION, EXTREME, UNMEASURED, is_extreme

@@ -25,8 +25,9 @@ from ..problem import HALF_DTYPES, IMAGE_CHANNELS, Pass, Problem
 from ..selection import TRIALS, Candidate, PlanError, Preference, Selection, by_cost, select, why_not, worth_timing
 from . import native
 from .device import CpuDevice, this_machine
-from .engines import aten, channel_lanes, depthwise, fourier, frames, patches, pointwise, reference, signals, tile_lanes
+from .engines import aten, channel_lanes, depthwise, pointwise, reference, signals, tile_lanes
 from .engines import volumes as engines_volumes
+from .engines.in_torch import fourier, frames, patches
 from .plan import CpuCandidate
 from .profiles import Correction, Formula, Profile, in_force, in_words
 from .weight_cache import TransformedWeights

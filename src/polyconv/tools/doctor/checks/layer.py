@@ -16,6 +16,8 @@ from ..device_under_test import GpuUnderTest
 
 ALLOWED = 2 * DEFAULT_TOLERANCE
 """Allowed :func:`deviation`."""
+ALLOWED_IN_HALF = 1e-2
+"""The same under autocast, which rounds the weight and the result to float16."""
 
 
 @dataclass(frozen=True)

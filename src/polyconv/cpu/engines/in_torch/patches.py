@@ -13,14 +13,14 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ...activation import Activation
-from ...backend import Run
-from ...lowering.epilogue import apply_epilogue
-from ...numerics.prediction import HALF_ROUNDING, error_of, reduction_of, rounding_error
-from ...problem import Pass, Problem
-from ..device import CpuDevice
-from ..plan import CpuCandidate
-from ..weight_cache import TransformedWeights
+from ....activation import Activation
+from ....backend import Run
+from ....lowering.epilogue import apply_epilogue
+from ....numerics.prediction import HALF_ROUNDING, error_of, reduction_of, rounding_error
+from ....problem import Pass, Problem
+from ...device import CpuDevice
+from ...plan import CpuCandidate
+from ...weight_cache import TransformedWeights
 
 NAME = "patches"
 

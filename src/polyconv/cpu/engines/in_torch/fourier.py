@@ -17,17 +17,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...backend import Run
-from ...lowering.border import fold, has_border, pad, padded_size
-from ...lowering.epilogue import apply_epilogue, per_channel, summed_per_channel
-from ...numerics.prediction import fourier_error
-from ...problem import Extents, Pass, Problem
-from ...util.intmath import ceil_div
-from .. import native
-from ..device import CpuDevice
-from ..plan import CpuCandidate
-from ..weight_cache import TransformedWeights
-from .aten import narrow_gradient_doubt
+from ....backend import Run
+from ....lowering.border import fold, has_border, pad, padded_size
+from ....lowering.epilogue import apply_epilogue, per_channel, summed_per_channel
+from ....numerics.prediction import fourier_error
+from ....problem import Extents, Pass, Problem
+from ....util.intmath import ceil_div
+from ... import native
+from ...device import CpuDevice
+from ...plan import CpuCandidate
+from ...weight_cache import TransformedWeights
+from ..aten import narrow_gradient_doubt
 
 NAME = "Fourier"
 

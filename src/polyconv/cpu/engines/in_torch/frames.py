@@ -14,17 +14,17 @@ from math import prod
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...backend import Run
-from ...lowering.border import has_border
-from ...lowering.epilogue import apply_epilogue, per_channel, summed_per_channel
-from ...numerics.prediction import error_of, reduction_of
-from ...problem import Pass, Problem
-from ...util.intmath import ceil_div
-from .. import native
-from ..device import CpuDevice
-from ..plan import CpuCandidate
-from ..weight_cache import TransformedWeights
-from .aten import narrow_gradient_doubt
+from ....backend import Run
+from ....lowering.border import has_border
+from ....lowering.epilogue import apply_epilogue, per_channel, summed_per_channel
+from ....numerics.prediction import error_of, reduction_of
+from ....problem import Pass, Problem
+from ....util.intmath import ceil_div
+from ... import native
+from ...device import CpuDevice
+from ...plan import CpuCandidate
+from ...weight_cache import TransformedWeights
+from ..aten import narrow_gradient_doubt
 
 NAME = "frames"
 
