@@ -248,7 +248,10 @@ CHANGES: dict[str, tuple[Callable[[Net], object], str]] = {
     "subclass": (replaced(one=lambda: Own(3)), "Own one, which follows it, is of a class of its own"),
     "another norm": (replaced(one=lambda: nn.InstanceNorm2d(3)), "its output is read by"),
     "parametrised": (lambda n: parametrize.register_parametrization(n.one, "weight", Same()), "or parametrised"),
-    "parametrised convolution": (lambda n: parametrize.register_parametrization(n.a, "weight", Same()), "it is parametrised"),
+    "parametrised convolution": (
+        lambda n: parametrize.register_parametrization(n.a, "weight", Same()),
+        "is parametrised",
+    ),
     "shared parameter": (lambda n: setattr(n.b, "weight", n.a.weight), "shares a parameter or buffer"),
     "shared buffer": (shares, "it or BatchNorm2d one shares a parameter or buffer"),
 }
