@@ -16,6 +16,7 @@ from polyconv import optimize
 from polyconv.backend import backend_for
 from polyconv.cli import main
 from polyconv.cuda.planner import DEVICES
+from polyconv.dispatch import override
 from polyconv.measure import candidate_timing
 from polyconv.measure.accuracy import Accuracy
 from polyconv.measure.operands import Operands
@@ -90,15 +91,14 @@ def test_which_gpus_are_told() -> None:
 def test_replace_says_it_once(gpu: SimpleNamespace, allowed: bool, said: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
     monkeypatch.setattr(warn_once, "_said", {})
-    parameter = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0))
-    model = SimpleNamespace(parameters=lambda: [parameter, parameter])
+    device = torch.device("cuda", 0)
     with (
         torch.backends.cudnn.flags(allow_tf32=allowed),
         warnings.catch_warnings(record=True) as caught,
     ):
         warnings.simplefilter("always")
         for _ in range(2):
-            replace._tell_of_tf32(model)  # type: ignore[arg-type]
+            override.tell_of_tf32(device)
     words = [str(one.message) for one in caught]
     assert len(words) == said
     assert all("NVIDIA H100" in text and "polyconv.optimize" in text and "TF32" in text for text in words)
@@ -150,7 +150,6 @@ def test_the_tables_of_the_documentation_are_what_the_model_says() -> None:
 def test_flags_of_convolutions_alone_are_followed(precision: str, format: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """If other operators have other flags, ``torch.backends.cudnn.allow_tf32`` raises an error."""
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: H100)
-    parameter = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0))
     cudnn = torch.backends.cudnn
     before = cudnn.conv.fp32_precision
     cudnn.conv.fp32_precision = precision
@@ -161,7 +160,7 @@ def test_flags_of_convolutions_alone_are_followed(precision: str, format: str, m
         assert cudnn.conv.fp32_precision == precision
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            replace._tell_of_tf32(SimpleNamespace(parameters=lambda: [parameter]))  # type: ignore[arg-type]
+            override.tell_of_tf32(torch.device("cuda", 0))
     finally:
         cudnn.conv.fp32_precision = before
 

@@ -11,6 +11,11 @@
 #include <tuple>
 #include <vector>
 
+// The version of exp that glibc 2.28 has: see reference/reference.cc.
+#if defined(__x86_64__) && defined(__GLIBC__)
+__asm__(".symver exp,exp@GLIBC_2.2.5");
+#endif
+
 // Loops that the compiler vectorises for each instruction set.
 #define POLYCONV_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 

@@ -227,8 +227,8 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 
-// The activations in double are the only calls of exp. glibc 2.29 added a new version of the symbol (without errno). Bind to the old
-// one, because torch supports glibc from 2.28 on: see common/glibc.cc.
+// The activations in double call exp. glibc 2.29 added a new version of the symbol (without errno). Bind to the old one,
+// because torch supports glibc from 2.28 on: see common/glibc.cc.
 #if defined(__x86_64__) && defined(__GLIBC__)
 __asm__(".symver exp,exp@GLIBC_2.2.5");
 #endif

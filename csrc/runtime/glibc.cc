@@ -1,0 +1,2 @@
+// The same for this module: see there.
+#include "../cpu/common/glibc.cc"
