@@ -542,7 +542,8 @@ def _reason(problem: Problem, found: Selection[CpuCandidate], costs: Costs) -> s
 
 def _uncovered(found: Selection[CpuCandidate], costs: Costs) -> str:
     """See :attr:`CpuPlan.uncovered`. It is judged by the estimate of the best native kernel that profiles know."""
-    ours = {one.name: one for one in found.able if one.engine not in UNPROFILED or one.engine == engines_volumes.NAME}
+    others = {aten.NAME, *UNPROFILED} - {engines_volumes.NAME}
+    ours = {one.name: one for one in found.able if one.engine not in others}
     if costs.device.profile is None or not ours or all(one.engine != aten.NAME for one in found.able):
         return ""
     if costs.problem.rank == 3:
