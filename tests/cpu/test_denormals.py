@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -128,3 +130,15 @@ def test_the_callers_control_is_unchanged(read_control: Callable[[], int], flush
         assert bool((products == 0).all()) if flushes else bool((products > 0).all())
     finally:
         torch.set_flush_denormal(False)
+
+
+def test_threads_that_a_kernel_starts_have_the_callers_control() -> None:
+    """A thread inherits the control of the one that starts it, and the pool starts its threads in the first call."""
+    code = (
+        "import torch\nfrom polyconv.cpu import native\ntorch.set_num_threads(4)\n"
+        "x, w, y = torch.randn(1, 8, 64, 64), torch.randn(8, 1, 3, 3), torch.empty(1, 8, 62, 62)\n"
+        "native.operator('depthwise_fprop')(x, w, None, y, [1, 1, 0, 0, 1, 1, 8, 0])\n"
+        "print(int((torch.full((2**20,), 1e-20) * 1e-20 == 0).sum()))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "0"

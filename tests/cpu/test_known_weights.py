@@ -15,7 +15,7 @@ from every_candidate import Layer, Trial
 from nightly import sampled
 from polyconv.algebra.segments import AxisScheme, Scheme2d, schemes
 from polyconv.autotune import preferences
-from polyconv.backend import backend_for
+from polyconv.backend import backend_for, candidate_names
 from polyconv.cpu.backend import CpuBackend
 from polyconv.cpu.engines import channel_lanes, tile_lanes
 from polyconv.cpu.plan import CpuCandidate
@@ -340,3 +340,18 @@ def test_an_explanation_says_what_runs_for_the_weights() -> None:
     assert f"where they are kept, {instead.name} runs instead" in about
     on_gpu = str(polyconv.explain(uneven, shape, device="v100").convolutions[0].passes[0])
     assert "for its weights as they are: predicted error" in on_gpu
+
+
+def test_every_replacement_writes_the_output() -> None:
+    """Whatever candidate is preferred, and whatever runs instead because the weight is known: also ATen, which returns
+    a tensor of its own."""
+    conv, x = polyconv.Conv2d(1, 1, (5, 9), bias=False).eval(), torch.randn(1, 1, 7, 41)
+    polyconv.freeze(conv)
+    backend = backend_for(x.device)
+    with torch.no_grad(), preferences.watched() as seen:
+        conv(x)
+    (decision,) = seen
+    for name in candidate_names(backend, decision.problem, inference=decision.inference):
+        with preferences.Forced({decision.key: name}), torch.no_grad():
+            for _ in range(2):
+                torch.testing.assert_close(conv(x), F.conv2d(x, conv.weight), rtol=1e-3, atol=1e-3)

@@ -18,12 +18,23 @@ class FloatControl {
   static constexpr unsigned kDenormalsAreZero = 0x0040, kFlushToZero = 0x8000;
 
   FloatControl() : FloatControl(_mm_getcsr() | kDenormalsAreZero | kFlushToZero) {}
-  explicit FloatControl(unsigned control) : before_(_mm_getcsr()) { _mm_setcsr(control); }
-  ~FloatControl() { _mm_setcsr(before_); }
+  explicit FloatControl(unsigned control) : before_(_mm_getcsr()) {
+    if (depth_++ == 0) own_ = before_;
+    _mm_setcsr(control);
+  }
+  ~FloatControl() {
+    depth_--;
+    _mm_setcsr(before_);
+  }
+
+  // The control that this thread had before all others.
+  static unsigned Own() { return depth_ == 0 ? _mm_getcsr() : own_; }
   FloatControl(const FloatControl&) = delete;
   FloatControl& operator=(const FloatControl&) = delete;
 
  private:
+  static inline thread_local int depth_ = 0;
+  static inline thread_local unsigned own_ = 0;
   unsigned before_;
 };
 

@@ -58,7 +58,8 @@ def common_operators(
         if weights is not None:
             transformed = weights.of(x, w, y, geometry, plan, frozen, tensors.get("owner"))
             if instead is not None and transformed is not None and (other := judge(w, transformed)) is not None:
-                other({**tensors, "w": w.float()})
+                tensors["w"] = w.float()  # of half precision; the run may replace the result in this mapping
+                other(tensors)
                 return
             if w.dtype != x.dtype:  # half precision
                 w = w.float() if transformed is None else transformed.as_strided(w.shape, (0,) * w.dim())
