@@ -12,8 +12,8 @@ from torch import Tensor
 from polyconv import activation
 from polyconv.activation import Activation
 from polyconv.cpu import native, planner
-from polyconv.cpu.engines import aten, reference
 from polyconv.cpu.plan import CpuCandidate
+from polyconv.inductor import choice
 from polyconv.inductor import layer as layers
 from polyconv.inductor.epilogues import Epilogue
 from polyconv.inductor.layer import Layer
@@ -40,9 +40,8 @@ def a_layer(
 
 
 def kernels(layer: Layer) -> list[CpuCandidate]:
-    others = (aten.NAME, reference.NAME)
     every = planner.offered(layer.problem, planner.here())
-    return [one for one in every if one.refusal is None and one.engine not in others]
+    return [one for one in every if one.refusal is None and layers.has_compiled_form(one)]
 
 
 def channels_last(shape: tuple[int, ...]) -> Tensor:
@@ -118,3 +117,12 @@ def test_arguments_that_do_not_fit_raise(change: dict[str, object], said: str) -
     numbers = {None: numbers, 3: numbers[:3], -1: [*numbers[:-1], -1]}[change.get("numbers")]  # type: ignore[index]
     with pytest.raises(RuntimeError, match=said):
         layers.operator()(x, layer.weights_for(one), None, None, numbers)
+
+
+def test_only_kernels_with_a_compiled_form_are_tried() -> None:
+    """A 1x1 layer also suits engines that are PyTorch's matrix product."""
+    x, w = channels_last((1, 256, 14, 14)), torch.randn(64, 256, 1, 1)
+    layer = a_layer(x, w, None, False, Activation.NONE, 1, padding=(0, 0), stride=(1, 1), dilation=(1, 1))
+    tried = choice._candidates(layer)
+    assert tried
+    assert all(layer.numbers(one) for one in tried)

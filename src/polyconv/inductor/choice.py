@@ -21,13 +21,12 @@ from ..autotune import preferences, tuning_lookup
 from ..autotune.elimination import MIN_SPEEDUP, Elimination
 from ..autotune.tuning_file import Entry, Tuning, TuningError, update
 from ..cpu import native, planner
-from ..cpu.engines import aten, reference
 from ..cpu.plan import CpuCandidate
 from ..runtime.bypass import bypassing
 from ..runtime.warn_once import warn_once
 from ..selection import Preference
 from ..tuning_key import Environment, problem_key
-from .layer import Layer
+from .layer import Layer, has_compiled_form
 
 ONEDNN = "oneDNN"
 """Name of Inductor's own convolution among the candidates."""
@@ -144,11 +143,7 @@ def _candidates(layer: Layer, times_direct: float = inf) -> list[CpuCandidate]:
     """Candidates that keep the tolerance for the layer's weight, the cheapest by the cost model first."""
     problem, device = layer.problem, planner.here()
     costs = planner.Costs(problem, device, inference=True)
-    able = [
-        one
-        for one in planner.offered(problem, device)
-        if one.refusal is None and one.engine not in (aten.NAME, reference.NAME)
-    ]
+    able = [one for one in planner.offered(problem, device) if one.refusal is None and has_compiled_form(one)]
     limit = times_direct * min((one.error for one in able if one.direct), default=inf)
     able = sorted((one for one in able if one.direct or limit == inf or one.error <= limit), key=costs.counted)
     kept: list[CpuCandidate] = []

@@ -94,6 +94,11 @@ class Layer:
         return packed
 
 
+def has_compiled_form(candidate: CpuCandidate) -> bool:
+    """Whether ``compiled_convolution`` runs a candidate: of an engine of packed weights, or of the depthwise one."""
+    return candidate.engine in (depthwise.NAME, *native.facts()["lanes"])
+
+
 def layer_of(gm: GraphModule, node: Node) -> Layer | None:
     """The layer of a convolution that polyconv's kernels may take; None for others."""
     arguments: tuple[Any, ...] = node.args
