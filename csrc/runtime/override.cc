@@ -40,9 +40,9 @@ std::atomic<int64_t> state{0};
 std::atomic<bool> any_frozen{false};
 // Calls of this thread that are ATen's: those that polyconv makes itself.
 thread_local int bypassing = 0;
-// Calls that this thread has passed through since the last one that Python saw.
+// Consecutive calls of this thread that were passed through without a call of Python.
 thread_local int passed = 0;
-// Every call after so many goes to Python, which notices a new process group: torch does not announce one.
+// Most such calls. The next call is planned in Python, which detects a new process group: torch has no event for one.
 constexpr int kLongestPassage = 1024;
 
 struct Bypass {

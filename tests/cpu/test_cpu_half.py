@@ -245,7 +245,7 @@ def test_onednn_with_instructions_for_the_dtype_is_a_candidate(monkeypatch: pyte
     slow, fast = (
         next(one for one in offered(problem("bfloat16"), here()) if one.name == "PyTorch's convolution, ATen")
         for flag in (False, True)
-        if not monkeypatch.setattr(aten, "_has", lambda asked, flag=flag: flag)
+        if not monkeypatch.setattr(aten, "has_instructions", lambda asked, flag=flag: flag)
     )
     assert slow.refusal is fast.refusal is None
     assert fast.cycles < slow.cycles / 3

@@ -343,8 +343,8 @@ def test_an_explanation_says_what_runs_for_the_weights() -> None:
 
 
 def test_every_replacement_writes_the_output() -> None:
-    """Whatever candidate is preferred, and whatever runs instead because the weight is known: also ATen, which returns
-    a tensor of its own."""
+    """For every preferred candidate, also if another plan replaces it because the weight is known, and if that plan is
+    ATen's, which allocates its result."""
     conv, x = polyconv.Conv2d(1, 1, (5, 9), bias=False).eval(), torch.randn(1, 1, 7, 41)
     polyconv.freeze(conv)
     backend = backend_for(x.device)

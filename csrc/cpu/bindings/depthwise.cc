@@ -130,7 +130,7 @@ void CorrelateHalf(const Tensor& x, const Tensor& w, const std::optional<Tensor>
                });
 }
 
-// Each image has a gradient of its own; they are summed in double.
+// Computes the weight gradient of each image in float32, and adds these gradients in double.
 void WeightGradientHalf(const Tensor& x, const Tensor& dy, const Tensor& dw, const std::optional<Tensor>& db,
                         const Geometry& geometry) {
   constexpr int64_t kMostParts = 64;

@@ -17,9 +17,9 @@ inline bool IsHalf(const Tensor& tensor) {
   return tensor.scalar_type() == ScalarType::Half || tensor.scalar_type() == ScalarType::BFloat16;
 }
 
-inline HalfType HalfTypeOf(const Tensor& tensor) {
+inline Element HalfTypeOf(const Tensor& tensor) {
   Require(IsHalf(tensor), "elements are float16 or bfloat16");
-  return tensor.scalar_type() == torch::headeronly::ScalarType::Half ? HalfType::kFloat16 : HalfType::kBfloat16;
+  return ElementOf(tensor);
 }
 
 // Dense elements in memory order, for weights and biases: the copy has the strides of the tensor.
@@ -34,15 +34,13 @@ class HalfElements {
   float* data() { return copy_.data(); }
   std::size_t size() const { return copy_.size(); }
   float* Widened(const Tensor& tensor) {
-    Widen(TheSet(), type_, {1, copy_.size()}, static_cast<const std::uint16_t*>(tensor.const_data_ptr()), data());
+    Widen(TheSet(), type_, {1, copy_.size()}, tensor.const_data_ptr(), data());
     return data();
   }
-  void RoundTo(const Tensor& tensor) {
-    Round(TheSet(), type_, {1, copy_.size()}, data(), static_cast<std::uint16_t*>(tensor.mutable_data_ptr()));
-  }
+  void RoundTo(const Tensor& tensor) { Round(TheSet(), type_, {1, copy_.size()}, data(), tensor.mutable_data_ptr()); }
 
  private:
-  HalfType type_;
+  Element type_;
   std::vector<float> copy_;
 };
 
@@ -92,7 +90,7 @@ class HalfImages {
     return planes_ ? HalfRuns{together, pixels, channel_} : HalfRuns{pixels, together, column_};
   }
 
-  HalfType type_;
+  Element type_;
   std::uint16_t* data_;
   std::ptrdiff_t batch_, channel_, column_;
   int64_t width_, pixels_;

@@ -12,22 +12,6 @@
 namespace polyconv {
 namespace {
 
-using torch::headeronly::ScalarType;
-
-Element ElementOf(const Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case ScalarType::Float:
-      return Element::kFloat;
-    case ScalarType::BFloat16:
-      return Element::kBfloat16;
-    case ScalarType::Half:
-      return Element::kFloat16;
-    default:
-      Require(false, "the signal kernels take float32, bfloat16 and float16");
-      return Element::kFloat;
-  }
-}
-
 // Pointers to a tensor's first element; null without a tensor. The type is checked against that of `like`.
 const void* DataOf(const std::optional<Tensor>& tensor, const Tensor& like) {
   if (!tensor.has_value()) return nullptr;

@@ -98,6 +98,21 @@ int Narrow(int64_t value, const char* what) {
                            "; the CPU kernels take at most " + std::to_string(kLargest));
 }
 
+Element ElementOf(const Tensor& tensor) {
+  using torch::headeronly::ScalarType;
+  switch (tensor.scalar_type()) {
+    case ScalarType::Float:
+      return Element::kFloat;
+    case ScalarType::BFloat16:
+      return Element::kBfloat16;
+    case ScalarType::Half:
+      return Element::kFloat16;
+    default:
+      Require(false, "the signal kernels take float32, bfloat16 and float16");
+      return Element::kFloat;
+  }
+}
+
 int Extent(const View& tensor, int dim) {
   return Narrow(tensor.size(dim), "an extent of a tensor");
 }

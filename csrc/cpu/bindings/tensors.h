@@ -11,6 +11,7 @@
 
 #include "common/algorithms.h"
 #include "common/convolution.h"
+#include "common/elements.h"
 
 namespace polyconv {
 
@@ -55,6 +56,9 @@ void Require(bool condition, const char* what);
 int Narrow(int64_t value, const char* what);
 
 int Extent(const View& tensor, int dim);
+
+// Element type of a tensor that kernels widen on load. Throws for others than float32, bfloat16 and float16.
+Element ElementOf(const Tensor& tensor);
 
 // Geometry of a convolution. Bottom and right padding follow from the sizes of the tensors.
 struct Geometry {

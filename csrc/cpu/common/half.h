@@ -2,13 +2,11 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 
 #include "common/convolution.h"
+#include "common/elements.h"
 
 namespace polyconv {
-
-enum class HalfType { kFloat16, kBfloat16 };
 
 // Runs of contiguous elements, in float32 without gaps.
 struct HalfRuns {
@@ -16,7 +14,7 @@ struct HalfRuns {
   std::ptrdiff_t step = 0;  // between runs in half precision
 };
 
-void Widen(InstructionSet set, HalfType type, const HalfRuns& runs, const std::uint16_t* source, float* target);
-void Round(InstructionSet set, HalfType type, const HalfRuns& runs, const float* source, std::uint16_t* target);
+void Widen(InstructionSet set, Element type, const HalfRuns& runs, const void* source, float* target);
+void Round(InstructionSet set, Element type, const HalfRuns& runs, const float* source, void* target);
 
 }  // namespace polyconv

@@ -58,8 +58,8 @@ def replace(model: torch.nn.Module, filter_fn: Filter | None = None) -> Replacem
 
     A ``torch.nn.Conv2d`` becomes a :class:`polyconv.Conv2d`, and likewise 1-D, 3-D, transposed and lazy modules, with
     their parametrisations (``torch.nn.utils.parametrize``) and sharding (``fully_shard``). A module of a subclass keeps
-    its methods: its class becomes a subclass of its own and polyconv's. Subclasses that override ``forward`` or
-    ``_conv_forward`` are left alone, because they do more than a convolution (:func:`polyconv.enable` reaches it); so
+    its methods: it gets a new class that derives from the subclass and from polyconv's. Subclasses that override
+    ``forward`` or ``_conv_forward`` are left alone, because they may do more (:func:`polyconv.enable` reaches them); so
     are modules split over ranks for tensor parallelism. The result counts what was replaced and names what was not. A
     warning is given if the model is on a GPU where PyTorch's TF32 is enabled and likely to be faster.
 

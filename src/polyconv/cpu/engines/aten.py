@@ -95,12 +95,13 @@ def _terms_in_half(problem: Problem) -> int:
 def _half_products() -> float:
     """Time of a half-precision product over that of a float32 product in oneDNN, which converts the operands of each
     product where the processor cannot multiply them. Only the last value was measured."""
-    if _has("_is_amx_tile_supported"):
+    if has_instructions("_is_amx_tile_supported"):
         return 0.2
-    return 0.6 if _has("_is_avx512_bf16_supported") else 3.0
+    return 0.6 if has_instructions("_is_avx512_bf16_supported") else 3.0
 
 
-def _has(asked: str) -> bool:
+def has_instructions(asked: str) -> bool:
+    """Answer of a query in ``torch.cpu``; False where this torch does not have it."""
     supported = getattr(torch.cpu, asked, None)
     return bool(supported and supported())
 

@@ -244,7 +244,7 @@ def _memory(make: Callable[[], tuple[nn.Module, Tensor]], prepare: Prepare, case
 
 
 def _alone(measured: Callable[[], T]) -> T:
-    """Result of a process of its own."""
+    """Call a function in a new process, and return its result."""
     with worker([__name__, *model_zoo.modules()]) as pool:
         return pool.submit(measured).result()
 

@@ -21,6 +21,7 @@ from ....problem import Pass, Problem
 from ...device import CpuDevice
 from ...plan import CpuCandidate
 from ...weight_cache import TransformedWeights
+from ..aten import has_instructions
 
 NAME = "patches"
 
@@ -43,7 +44,7 @@ def refusal(problem: Problem) -> str | None:
         return f"of sums of at least {LEAST_PRODUCTS} products"
     if problem.dtype not in ("float32", *HALF_ROUNDING):
         return f"computes in float32, not {problem.dtype}"
-    if problem.dtype in HALF_ROUNDING and _multiplies_halves():
+    if problem.dtype in HALF_ROUNDING and has_instructions("_is_avx512_bf16_supported"):
         return f"computes in float32, and this processor has faster instructions for {problem.dtype}"
     return None
 
@@ -63,12 +64,6 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
 
 def prepare(chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None) -> Run:
     return partial({Pass.FPROP: _fprop, Pass.DGRAD: _dgrad, Pass.WGRAD: _wgrad}[problem.kind], problem)
-
-
-def _multiplies_halves() -> bool:
-    """True if the processor has matrix or dot products in half precision, which PyTorch's convolution uses."""
-    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
-    return bool(supported and supported())
 
 
 def _error(problem: Problem) -> float:
