@@ -118,7 +118,7 @@ class FrozenMark:
         unit = 2.0**-53 if problem.dtype == "float64" else 2.0**-24
         longest = min(reduction, 2**20)
         # Below the smallest exponent errors are absolute.
-        floor = 4 * SMALLEST * (longest + 2) if problem.dtype == "float32" else 0.0
+        floor = 4 * SMALLEST * (longest + 2) if problem.dtype != "float64" else 0.0
         rigorous = 2 * (longest + 4) * unit * magnitudes + floor
         if problem.dtype == "float64":
             return rigorous  # the model describes float32

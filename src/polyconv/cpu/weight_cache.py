@@ -51,9 +51,9 @@ class TransformedWeights:
         owner: Tensor | None = None,
         transform: Callable[[], Tensor] | None = None,
     ) -> Tensor | None:
-        """The transformed weight for this call, or None if it cannot be cached. A weight in half precision is widened.
-        ``owner``: the weight, and holder of the promise, if ``w`` is a view of it. ``transform``: makes it in place of
-        the native kernels."""
+        """The transformed weight for this call, or None if it cannot be cached. A weight in half precision is widened;
+        a tiny one is not cached, because kernels scale it and so need its values. ``owner``: the weight, and holder of
+        the promise, if ``w`` is a view of it. ``transform``: makes it in place of the native kernels."""
         dense = _dense(w)
         if dense is None or w.is_inference():  # an inference tensor has no version counter
             return None
@@ -72,7 +72,10 @@ class TransformedWeights:
         if kept is not None and kept.state == state and kept.bits == bits and kept.storage() is storage:
             kept.promise = promise
             return kept.transformed
-        transformed = transform() if transform else _operator("transform_weights")(x, w.float(), y, geometry, plan)
+        wide = w.float()
+        if wide is not w and native.normalised(wide)[1]:
+            return None
+        transformed = transform() if transform else _operator("transform_weights")(x, wide, y, geometry, plan)
         new = _Kept(state, bits, transformed, weakref.ref(storage, lambda _: self._kept.pop(key, None)), promise)
         with STATE_LOCK:
             self._kept.pop(key, None)

@@ -199,7 +199,7 @@ def _forward(
     problem: Problem, blocks: Blocks, weights: TransformedWeights | None, tensors: MutableMapping[str, Tensor]
 ) -> None:
     x, w, y = tensors["x"], tensors["w"], tensors["y"]
-    (x, x_exponent), (scaled, w_exponent) = native.normalised(x), native.normalised(w)
+    (x, x_exponent), (scaled, w_exponent) = native.normalised(x), native.normalised(w.float())
 
     def transform() -> Tensor:
         return _weight_spectra(problem, blocks, scaled)
