@@ -390,15 +390,19 @@ def interrupted(actors, seed, rounds, longest):
     """Ctrl-C while the actors run one after another, after at most this many seconds each time."""
     steps, kinds = prepare(actors, seed)
     before, chance = settings.current(), random.Random(seed)
+    came = False
 
     def interrupt(*_):
+        nonlocal came
+        came = True
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGALRM, interrupt)
     for _ in range(rounds):
+        came = False
         try:
             signal.setitimer(signal.ITIMER_REAL, max(chance.random() * longest, 1e-6))
-            while True:
+            while not came:  # an exception in a weak reference's callback is ignored
                 for step in steps:
                     step()
         except KeyboardInterrupt:
