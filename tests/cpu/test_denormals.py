@@ -19,7 +19,9 @@ from cpu_passes import load_native
 from every_candidate import Layer, Trial
 from polyconv.cpu import native
 from polyconv.cpu.engines import aten
-from polyconv.problem import Pass
+from polyconv.cpu.planner import plan_cpu
+from polyconv.problem import Pass, Problem
+from polyconv.selection import Preference
 
 load_native()
 
@@ -59,6 +61,18 @@ def test_denormals_among_ordinary_values(kind: Pass, which: int) -> None:
     operands = [torch.randn(shape) for shape in layer.operands(kind)]
     operands[which] = torch.where(torch.rand(operands[which].shape) < 0.5, operands[which], operands[which] * 1e-40)
     within_promise(Trial(layer, kind, *operands))
+
+
+@pytest.mark.parametrize("strides", [(0, 1, 0, 0), (8, 1, 8, 1), (0, 1, 0, 8)], ids=str)
+def test_adjacent_channels_stay_adjacent(strides: tuple[int, ...]) -> None:
+    """Expanded and overlapping tiny inputs, for kernels that need adjacent channels."""
+    x, w = (torch.randn(200) * 1e-40).as_strided((2, 8, 5, 6), strides), torch.randn(4, 8, 3, 3)
+    problem = Problem.make("fprop", x.shape, w.shape, x_strides=strides, y_strides=(48, 1, 16, 4))
+    y = torch.empty(2, 4, 3, 4).to(memory_format=torch.channels_last)
+    exact = torch.conv2d(x.double(), w.double())
+    for name in ("direct, pointwise", "direct, tile lanes"):
+        plan_cpu(problem, prefer=Preference(name)).prepared(None)({"x": x, "w": w, "y": y})
+        assert (y.double() - exact).abs().max() <= UNIT + 1e-5 * exact.abs().max()
 
 
 def test_depthwise_and_epilogues() -> None:

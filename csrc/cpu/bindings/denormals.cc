@@ -7,8 +7,10 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <numeric>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 // The version of exp that glibc 2.28 has: see reference/reference.cc.
@@ -164,7 +166,12 @@ int64_t DenseStrides(const View& given, int64_t* strides) {
   const std::size_t dims = given.dim();
   std::vector<int64_t> order(dims);
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int64_t i, int64_t j) { return given.stride(i) > given.stride(j); });
+  // Expanded axes are outermost and channels win ties, so that the channels of a channels_last tensor stay adjacent.
+  const auto rank = [&](int64_t i) {
+    const int64_t stride = given.stride(i) == 0 ? std::numeric_limits<int64_t>::max() : given.stride(i);
+    return std::pair(stride, i != 1);
+  };
+  std::stable_sort(order.begin(), order.end(), [&](int64_t i, int64_t j) { return rank(i) > rank(j); });
   int64_t count = 1;
   for (std::size_t i = dims; i-- > 0; count *= given.size(order[i])) strides[order[i]] = count;
   return count;

@@ -323,21 +323,22 @@ def _plan_backward(
 ) -> tuple[Call | None, Call | None] | None:
     if not grad.numel():
         return None
-    calls: list[Call | None] = [None, None]
+    described: list[tuple[Callable[..., Any], tuple[Any, ...]] | None] = [None, None]
     try:
         last = _is_channels_last(x, w, None, [grad.shape[1]] if wanted[2] else None, arguments)
         geometry, _layout = settled(x, w, None, arguments)
         if wanted[0] and arguments.transposed:
             forward = describe_fprop(grad, w, None, None, "none", False, geometry)
             if fprop_problem(*forward)[1][1] == last:
-                calls[0] = recall(fprop_problem, forward, grad.device)
+                described[0] = fprop_problem, forward
         elif wanted[0]:
-            calls[0] = recall(dgrad_problem, describe_dgrad(grad, w, (x.shape, last), None, geometry), grad.device)
+            described[0] = dgrad_problem, describe_dgrad(grad, w, (x.shape, last), None, geometry)
         if wanted[1]:
             roles, bias = ((x, grad), False) if arguments.transposed else ((grad, x), wanted[2])
-            calls[1] = recall(wgrad_problem, describe_wgrad(*roles, (w.shape, last), bias, geometry), grad.device)
+            described[1] = wgrad_problem, describe_wgrad(*roles, (w.shape, last), bias, geometry)
     except RuntimeError:  # wrong shapes
         return None
+    calls = (None if one is None else recall(*one, grad.device) for one in described)
     for_x, for_w = (None if call is None or call.passthrough else call for call in calls)
     return for_x, for_w
 
