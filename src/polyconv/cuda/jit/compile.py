@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
+_RENUMBERED = 101
 OPTIONS: dict[str, Any] = {"std": "c++17", "fma": True, "use_fast_math": False, "no_source_include": True}
 """Compile options of every kernel, named as in cuda.core. Fast math stays off: float32 means float32."""
 
@@ -153,10 +154,30 @@ def check_arch(arch: str) -> None:
 
 
 def ptx_arch(arch: str) -> str | None:
-    """Newest known architecture before ``arch``, whose PTX runs there; None if NVRTC knows ``arch`` itself."""
+    """Newest known architecture before ``arch``, whose PTX runs there; None if NVRTC knows ``arch`` itself.
+
+    Never sm_101: CUDA 13 renumbered it sm_110, so its PTX is that of a GPU newer than sm_103.
+    """
     check_arch(arch)
     known = supported_archs()
-    return None if capability(arch) in known else f"sm_{max(one for one in known if one < capability(arch))}"
+    older = [one for one in known if one < capability(arch) and one != _RENUMBERED]
+    return None if capability(arch) in known else f"sm_{max(older)}"
+
+
+def why_unloadable(driver_version: int, arch: str) -> str | None:
+    """User message why a driver may refuse kernels of this NVRTC for an architecture; None if it takes them.
+
+    A driver loads machine code of its own CUDA major version, and PTX of its own version or an older one.
+    """
+    major, minor = _checked(_nvrtc().nvrtcVersion())
+    driver = (driver_version // 1000, driver_version % 1000 // 10)
+    if major <= driver[0] and ((major, minor) <= driver or not ptx_arch(arch)):
+        return None
+    kind = "PTX" if ptx_arch(arch) else "machine code"
+    return (
+        f"NVRTC {major}.{minor} is newer than the NVIDIA driver, which is for CUDA {driver[0]}.{driver[1]} and need "
+        f"not load its {kind}: update the driver, or install an NVRTC of its version (polyconv[cu{driver[0]}])"
+    )
 
 
 def _import(module: str) -> ModuleType:
