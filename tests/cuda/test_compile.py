@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import polyconv.cuda.jit.compile as compile_module
-from polyconv.cuda import CompileError
-from polyconv.cuda.jit.compile import compile_kernel, compiler_id, flags, in_threads
+from polyconv.cuda import CompileError, RefusedKernelError
+from polyconv.cuda.jit.compile import ALLOCATIONS, compile_kernel, compiler_id, flags, in_threads, without_spills
 from polyconv.cuda.jit.cubin import kernel_info
 from polyconv.cuda.planner import kernel_params
 from virtual_gpu.example import KERNELS, axpy_spec
@@ -148,3 +148,21 @@ def test_importing_polyconv_loads_neither_compiler_nor_driver() -> None:
         "assert not any(name in open('/proc/self/maps').read() for name in ('libnvrtc', 'libcuda.so'))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})
+
+
+@pytest.mark.parametrize(("without", "tried"), [("plain", 1), ("first", 2), ("second", 3), ("nothing", 3)])
+def test_a_kernel_that_spills_is_compiled_with_other_settings(without: str, tried: int) -> None:
+    """In order, until it does not; if it always does, the default's code stays. A setting may be unknown."""
+    spills = compile_kernel(axpy_spec(1024, "spill", min_blocks=2, value=200), "sm_80", include_dirs=[KERNELS])
+    fits = compile_kernel(axpy_spec(), "sm_80", include_dirs=[KERNELS])
+    settings: dict[str | None, str] = dict(zip((None, *ALLOCATIONS), ("plain", "first", "second"), strict=True))
+    seen: list[str] = []
+
+    def compiled(setting: str | None) -> bytes:
+        seen.append(settings[setting])
+        if without == "second" and seen[-1] == "first":
+            raise RefusedKernelError("nvrtc: error: invalid value for --ptxas-options")
+        return fits if seen[-1] == without else spills
+
+    assert without_spills(compiled) == (spills if without == "nothing" else fits)
+    assert seen == ["plain", "first", "second"][:tried]

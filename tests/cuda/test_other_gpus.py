@@ -107,3 +107,10 @@ def test_ptx_is_that_of_the_newest_architecture_before() -> None:
     assert not is_cubin(code)
     assert f".target sm_{newest}".encode() in code
     assert (ptx_arch("sm_999"), ptx_arch(f"sm_{newest}"), ptx_arch("sm_88")) == (f"sm_{newest}", None, "sm_87")
+
+
+def test_ptx_is_never_that_of_the_architecture_that_was_renumbered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVRTC 12.8 on a B300 (sm_103): sm_101 is Thor's, which CUDA 13 calls sm_110."""
+    monkeypatch.setattr("polyconv.cuda.jit.compile.supported_archs", lambda: (75, 80, 90, 100, 101, 120))
+    found = {arch: ptx_arch(arch) for arch in ("sm_100", "sm_101", "sm_103", "sm_110", "sm_121")}
+    assert found == {"sm_100": None, "sm_101": None, "sm_103": "sm_100", "sm_110": "sm_100", "sm_121": "sm_120"}

@@ -73,6 +73,8 @@ CASES: list[tuple[str, Callable[[Array, Array], Any]]] = [
     ),
     ("FSEL {d}, -{a}, |{b}|, PT", lambda a, b: a ^ 0x80000000),
     ("FSEL {d}, -{a}, |{b}|, !PT", lambda a, b: b & 0x7FFFFFFF),
+    ("FMNMX.NAN {d}, {a}, {b}, PT", lambda a, b: least(a, b)),
+    ("FMNMX.NAN {d}, {a}, {b}, !PT", lambda a, b: least(b, a, a, b)),
     ("FLO.U32.SH {d}, {a}", lambda a, b: np.array([32 - int(v).bit_length() if v else 0xFFFFFFFF for v in a], "u4")),
     ("P2R {d}, PR, {a}, 0x7f", lambda a, b: a & ~np.uint32(0x7F)),
     ("P2R.B1 {d}, PR, {a}, 0x7f", lambda a, b: a & ~np.uint32(0x7F00)),
@@ -89,6 +91,14 @@ CASES: list[tuple[str, Callable[[Array, Array], Any]]] = [
 def unwritten(a: Array) -> Array:
     """The content of a register that no instruction wrote: the addition was its only writer."""
     return 0 * a + 0x7FFFDEAD
+
+
+def least(a: Array, b: Array, if_less: Array | None = None, if_not: Array | None = None) -> Array:
+    """The smaller of two floats, -0 before +0, or what is given for each outcome; NaN if one is NaN."""
+    x, y = f32(a), f32(b)
+    less = (x < y) | ((x == y) & np.signbit(x))
+    found = np.where(less, a if if_less is None else if_less, b if if_not is None else if_not)
+    return np.where(np.isnan(x) | np.isnan(y), np.uint32(0x7FFFFFFF), found)
 
 
 def prmt(a: Array, b: Array) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from polyconv import optimize
 from polyconv.backend import backend_for
 from polyconv.cli import main
 from polyconv.cuda.planner import DEVICES
+from polyconv.cuda.planner.device import MOST_BY_MMA_SYNC
 from polyconv.dispatch import override
 from polyconv.measure import candidate_timing
 from polyconv.measure.accuracy import Accuracy
@@ -70,6 +72,19 @@ def test_clocks_are_those_of_the_data_sheets(name: str) -> None:
     device = DEVICES[name]
     rate = 2 * device.sms * device.clock_mhz * 1e6 * device.fp32_per_clock / 1e12
     assert rate == pytest.approx(FLOAT32[name], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops"),
+    [("NVIDIA H20", 74), ("NVIDIA H20-3e", 74), ("NVIDIA H200", 495), ("NVIDIA GH200 480GB", 495)],
+)
+def test_an_h20_is_no_h100(name: str, teraflops: float) -> None:
+    """Its 78 multiprocessors have tensor cores of a quarter of the rate, so that float32 is worth its plans."""
+    device = replace_fields(DEVICES["h100"], name=name, sms=78 if teraflops == 74 else 132)
+    rate = 2 * device.sms * TENSOR_CLOCKS["h100"] * 1e6 / 1e12
+    assert rate * gpu_arch.per_clock(device.arch, name) == pytest.approx(teraflops, rel=0.06)
+    assert device.products_per_clock("float16") == (512 if teraflops == 74 else MOST_BY_MMA_SYNC)
+    assert gpu_arch.is_likely_faster(device.arch, name) == (teraflops == 495)
 
 
 @pytest.mark.parametrize("name", TERAFLOPS)

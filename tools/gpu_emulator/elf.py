@@ -22,6 +22,8 @@ _SHT_NOBITS = 8
 _SHT_REL = 9
 _SHT_RELA = 4
 _EM_CUDA = 190
+_ABI_SHIFTED = 8
+"""From this ELF ABI version on (cubins of CUDA 13, and of sm_100 before it) the flags hold the architecture higher."""
 # Relocations: a 64-bit address in data; the lower or upper word of one as an instruction's 32-bit immediate.
 R_CUDA_64 = 2
 R_CUDA_ABS32_LO_32 = 56
@@ -93,7 +95,7 @@ class Cubin:
         flags = struct.unpack_from("<I", image, 48)[0]
         if machine != _EM_CUDA:
             raise CubinError(f"not a CUDA image (ELF machine {machine})")
-        arch = f"sm_{flags & 0xFF}"
+        arch = f"sm_{flags >> 8 & 0xFF if image[8] >= _ABI_SHIFTED else flags & 0xFF}"
         if arch not in CHIPS:
             raise CubinError(f"compiled for {arch}; only {' and '.join(CHIPS)} can be executed")
         self.chip = CHIPS[arch]

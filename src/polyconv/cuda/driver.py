@@ -14,14 +14,15 @@ import ctypes
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from importlib.metadata import version
 from typing import Any
 
 from ..runtime.fork_safety import STATE_LOCK
 from ..runtime.lazy_import import imported
-from .errors import ContextLostError, DriverError, LaunchError
+from .errors import CompileError, ContextLostError, DriverError, LaunchError
+from .jit.compile import why_unloadable
 from .jit.cubin import KernelInfo, is_cubin, kernel_info
 from .planner.plan import KernelSpec, Launch
 
@@ -31,13 +32,15 @@ _SHARED_WITHOUT_OPT_IN = 48 * 1024
 _ENTRY_POINTS = ("cuCtxGetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent", LAUNCH)
 """Functions of ``csrc/cuda/driver.h``, in its order."""
 _ENTRY_VERSION = 12000
-"""CUDA version of these functions' interface: the first with kernels that belong to no module."""
+"""CUDA version of these functions' interface: the first with kernels that belong to no module. Oldest driver."""
 _LOADS_FUNCTIONS = 12040
 """First driver version with ``cuFuncLoad``. Older ones load a function when it is looked up."""
 
 _LOST = frozenset({4, 214, 220, 700, 702, 709, 710, *range(714, 720), 999})
 """Sticky statuses, after which the context is unusable: illegal memory access, illegal instruction, device assertion,
 hardware error, driver shut down."""
+_UNREADABLE = frozenset({200, 209, 218, 222, 300})
+"""Statuses for code that the driver cannot read: invalid image, no binary for this GPU, invalid or too new PTX."""
 _NOT_THE_KERNELS = frozenset({2, 3, 100, 101, 201, 400, *range(900, 911)})
 """Statuses that any kernel would get: out of memory, no context, invalid stream, graph capture."""
 
@@ -49,7 +52,7 @@ def bindings() -> Any:
     libcuda is probed first: without it the bindings fail differently from call to call, and one call never returns.
     """
     try:
-        ctypes.CDLL("libcuda.so.1")
+        library = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise DriverError(
             "no NVIDIA driver on this machine: libcuda.so.1 cannot be loaded. The CUDA backend needs a GPU and its "
@@ -59,6 +62,14 @@ def bindings() -> Any:
         driver: Any = imported("cuda.bindings.driver")
     except ImportError as error:
         raise DriverError("cuda.bindings is not installed: install polyconv[cu12] or polyconv[cu13]") from error
+    number = ctypes.c_int()  # not by the bindings, whose every call fails on a driver of CUDA 11
+    if failure := library.cuDriverGetVersion(ctypes.byref(number)):
+        raise DriverError(f"cuDriverGetVersion failed: {describe_status(driver, _named(driver, failure))}")
+    if number.value < _ENTRY_VERSION:
+        raise DriverError(
+            f"the NVIDIA driver is for CUDA {number.value // 1000}.{number.value % 1000 // 10}, and polyconv needs one "
+            "for CUDA 12.0 or newer (driver 525): update it. polyconv.restore(model) gives a model torch's modules back"
+        )
     (status,) = _answer(driver.cuInit, 0)
     if status:
         raise DriverError(f"the NVIDIA driver does not start: {describe_status(driver, status)}")
@@ -111,8 +122,12 @@ def failed(name: str, status: Any) -> DriverError:
 
 def status_of(number: int) -> Any:
     """Status object of the bindings for a number from native code."""
+    return _named(bindings(), number)
+
+
+def _named(driver: Any, number: int) -> Any:
     try:
-        return bindings().CUresult(number)
+        return driver.CUresult(number)
     except ValueError:
         return _Unnamed(number)
 
@@ -246,6 +261,8 @@ class Kernel:
                 call("cuFuncLoad", self.function)
         except DriverError as error:
             words = f"{info or f'PTX of {spec.symbol}'} could not be loaded on {device}: {error}"
+            if error.status in _UNREADABLE and (reason := _too_new(device)):
+                raise DriverError(f"{words}. {reason}", symbol=spec.symbol, status=error.status) from error
             raise launch_error(words, spec.symbol, error.status) from error
         self._dynamic_shared = _SHARED_WITHOUT_OPT_IN - self.info.static_shared
 
@@ -286,6 +303,14 @@ class Kernel:
                 )
                 raise launch_error(words, self.spec.symbol, error.status) from error
             self._dynamic_shared = dynamic_shared
+
+
+def _too_new(device: Device) -> str | None:
+    """User message if NVRTC is newer than the driver: then no other kernel would load either."""
+    with suppress(CompileError):  # kernels of a bundle need no NVRTC
+        arch = f"sm_{device.attribute('COMPUTE_CAPABILITY_MAJOR')}{device.attribute('COMPUTE_CAPABILITY_MINOR')}"
+        return why_unloadable(call("cuDriverGetVersion"), arch)
+    return None
 
 
 class PreparedLaunch:

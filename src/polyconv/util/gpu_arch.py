@@ -19,8 +19,10 @@ RATES = {
 without sparsity of the A100 (156), A30 (82), A10 (62.5), RTX 3090 (35.6), RTX 4090 (82.6), L40S (183), L4 (60), H100
 SXM (495, at 1830 MHz), B200 and B300 (1100 and 1125). The Orin's sheet has 170 TOPS of sparse INT8, of which TF32 is an
 eighth; sm_120 is the RTX 5090's 105 TFLOPS, and sm_121 is assumed equal. GPUs before sm_80 have no TF32; GeForce cards
-have half, because they accumulate in float32 at half the rate."""
-_GEFORCE = re.compile(r"GeForce|^RTX \d{4}$")
+have half, because they accumulate in float32 at half the rate. An H20 has a quarter of an H100's: 74 TFLOPS with 78
+multiprocessors."""
+_SLOWER = ((re.compile(r"GeForce|^RTX \d{4}$"), 2), (re.compile(r"\bH20\b"), 4))
+"""Names of GPUs whose tensor cores are slower than those of their architecture, and how many times."""
 SAVED = 4.0
 """Factor of multiplications that the most used fast algorithm saves at best: F(4, 3) along both axes."""
 
@@ -32,7 +34,7 @@ def capability(arch: str) -> int:
 
 def per_clock(arch: str, name: str) -> int:
     """TF32 multiply-adds per clock and multiprocessor; 0 if the GPU has no TF32."""
-    return RATES.get(arch, 0) // (2 if _GEFORCE.search(name) else 1)
+    return RATES.get(arch, 0) // next((times for names, times in _SLOWER if names.search(name)), 1)
 
 
 def fp32_per_clock(arch: str) -> int:

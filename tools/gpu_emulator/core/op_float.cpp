@@ -9,7 +9,7 @@
 namespace gpu_emulator {
 namespace {
 
-enum FloatFlags : uint8_t { kFtz = 1, kSaturate = 2, kRoundShift = 2, kRoundMask = 3 << kRoundShift };
+enum FloatFlags : uint8_t { kFtz = 1, kSaturate = 2, kNan = 2, kRoundShift = 2, kRoundMask = 3 << kRoundShift };
 constexpr int kRoundingModes[4] = {FE_TONEAREST, FE_TOWARDZERO, FE_DOWNWARD, FE_UPWARD};
 
 inline float flush(float x) {
@@ -192,7 +192,7 @@ void run_fsel(Machine&, Warp& w, const Inst& in, uint32_t mask) {
   store_row(w, in.dst, out, mask);
 }
 
-// Minimum if the predicate holds, else maximum. A number wins against NaN, and -0 is below +0.
+// Minimum if the predicate holds, else maximum. A number wins against NaN, except with .NAN, and -0 is below +0.
 void run_fmnmx(Machine&, Warp& w, const Inst& in, uint32_t mask) {
   const Values a = w.values(in.src[0]), b = w.values(in.src[1]);
   uint32_t p = w.predicate(in.psrc[0]);
@@ -207,7 +207,7 @@ void run_fmnmx(Machine&, Warp& w, const Inst& in, uint32_t mask) {
     float r = (p >> l & 1) == first_is_less ? x : y;
     if (x != x) r = y;
     if (y != y) r = x;
-    out[l] = as_bits(r);
+    out[l] = (in.flags & kNan) && (x != x || y != y) ? 0x7fffffff : as_bits(r);
   }
   store_row(w, in.dst, out, mask);
 }
@@ -281,6 +281,7 @@ bool bind_float(Binder& b) {
     bind_set(b, false);
   } else if (op == "FSEL" || op == "FMNMX") {
     if (b.take("FTZ")) in.flags |= kFtz;
+    if (op == "FMNMX" && b.take("NAN")) in.flags |= kNan;
     b.destination();
     b.source(0, Number::Float);
     b.source(1, Number::Float);

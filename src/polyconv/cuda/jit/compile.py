@@ -16,6 +16,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -29,13 +30,17 @@ from ..planner.codegen import source
 from ..planner.device import why_too_old
 from ..planner.kernel_params import KERNELS
 from ..planner.plan import KernelSpec
+from .cubin import read_cubin
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
+_RENUMBERED = 101
 OPTIONS: dict[str, Any] = {"std": "c++17", "fma": True, "use_fast_math": False, "no_source_include": True}
 """Compile options of every kernel, named as in cuda.core. Fast math stays off: float32 means float32."""
+ALLOCATIONS = ("--register-usage-level=0", "--register-usage-level=10")
+"""Settings of ptxas (5 by default) that are tried for a kernel that spills registers."""
 
 
 def search_path(include_dirs: Iterable[str | os.PathLike[str]] = ()) -> tuple[Path, ...]:
@@ -48,25 +53,46 @@ def compile_kernel(spec: KernelSpec, arch: str, *, include_dirs: Iterable[str | 
     check_arch(arch)
     older = ptx_arch(arch)
     core = _import("cuda.core")
-    options = core.ProgramOptions(
-        arch=older or arch,
-        name=f"{spec.symbol}.cu",
-        include_path=[str(path) for path in search_path(include_dirs)],
-        **OPTIONS,
-    )
-    log = io.StringIO()
-    try:
-        if older:
-            code = _ptx(source(spec), f"{spec.symbol}.cu", options.as_bytes("nvrtc"), log)
-        else:
-            code = core.Program(source(spec), "c++", options).compile("cubin", logs=log).code
-    except Exception as error:
-        raise RefusedKernelError(
-            f"NVRTC could not compile {spec.symbol} for {arch}:\n{_relevant(str(error))}", symbol=spec.symbol
-        ) from error
-    if said := _relevant(log.getvalue()):
-        logger.warning("NVRTC warned about %s for %s:\n%s", spec.symbol, arch, said)
-    return bytes(code)
+    name, include = f"{spec.symbol}.cu", [str(path) for path in search_path(include_dirs)]
+
+    def compiled(ptxas: str | None) -> bytes:
+        options = core.ProgramOptions(
+            arch=older or arch, name=name, include_path=include, ptxas_options=ptxas, **OPTIONS
+        )
+        log = io.StringIO()
+        try:
+            if older:
+                code = _ptx(source(spec), name, options.as_bytes("nvrtc"), log)
+            else:
+                code = core.Program(source(spec), "c++", options).compile("cubin", logs=log).code
+        except Exception as error:
+            raise RefusedKernelError(
+                f"NVRTC could not compile {spec.symbol} for {arch}:\n{_relevant(str(error))}", symbol=spec.symbol
+            ) from error
+        if (said := _relevant(log.getvalue())) and ptxas is None:
+            logger.warning("NVRTC warned about %s for %s:\n%s", spec.symbol, arch, said)
+        return bytes(code)
+
+    return compiled(None) if older else without_spills(compiled)
+
+
+def without_spills(compiled: Callable[[str | None], bytes]) -> bytes:
+    """Machine code of ``compiled``, a function of an option for ptxas: the first of ``ALLOCATIONS`` without spills, or
+    that of None.
+
+    Our kernels use nearly all registers that their blocks leave them, and releases of ptxas differ by a few: with
+    NVRTC 13.2 six of them would spill on sm_90, sm_100 or sm_120.
+    """
+    code = compiled(None)
+    for allocation in ALLOCATIONS if _spills(code) else ():
+        with suppress(RefusedKernelError):  # an option that this release does not know
+            if not _spills(other := compiled(allocation)):
+                return other
+    return code
+
+
+def _spills(cubin: bytes) -> bool:
+    return any(kernel.stack for kernel in read_cubin(cubin).values())
 
 
 SLOWEST = (
@@ -153,10 +179,30 @@ def check_arch(arch: str) -> None:
 
 
 def ptx_arch(arch: str) -> str | None:
-    """Newest known architecture before ``arch``, whose PTX runs there; None if NVRTC knows ``arch`` itself."""
+    """Newest known architecture before ``arch``, whose PTX runs there; None if NVRTC knows ``arch`` itself.
+
+    Never sm_101: CUDA 13 renumbered it sm_110, so its PTX is that of a GPU newer than sm_103.
+    """
     check_arch(arch)
     known = supported_archs()
-    return None if capability(arch) in known else f"sm_{max(one for one in known if one < capability(arch))}"
+    older = [one for one in known if one < capability(arch) and one != _RENUMBERED]
+    return None if capability(arch) in known else f"sm_{max(older)}"
+
+
+def why_unloadable(driver_version: int, arch: str) -> str | None:
+    """User message why a driver may refuse kernels of this NVRTC for an architecture; None if it takes them.
+
+    A driver loads machine code of its own CUDA major version, and PTX of its own version or an older one.
+    """
+    major, minor = _checked(_nvrtc().nvrtcVersion())
+    driver = (driver_version // 1000, driver_version % 1000 // 10)
+    if major <= driver[0] and ((major, minor) <= driver or not ptx_arch(arch)):
+        return None
+    kind = "PTX" if ptx_arch(arch) else "machine code"
+    return (
+        f"NVRTC {major}.{minor} is newer than the NVIDIA driver, which is for CUDA {driver[0]}.{driver[1]} and need "
+        f"not load its {kind}: update the driver, or install an NVRTC of its version (polyconv[cu{driver[0]}])"
+    )
 
 
 def _import(module: str) -> ModuleType:

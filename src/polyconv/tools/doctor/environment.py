@@ -21,7 +21,7 @@ from ...cuda import CudaError, driver, launch
 from ...cuda.device import describe
 from ...cuda.jit import store
 from ...cuda.jit.bundle import Bundle
-from ...cuda.jit.compile import check_arch, compiler_id, ptx_arch, supported_archs
+from ...cuda.jit.compile import check_arch, compiler_id, ptx_arch, supported_archs, why_unloadable
 from ...cuda.jit.store import EntryError
 from ...cuda.planner.device import CudaDevice
 from ...dispatch import override
@@ -128,7 +128,8 @@ def _devices() -> Iterator[Finding]:
         found = gpus()
         number = int(driver.call("cuDriverGetVersion"))
     except CudaError as error:
-        yield Finding("driver", Verdict.PROBLEM, str(error), INSTALL_CUDA)
+        advice = INSTALL_CUDA if isinstance(error.__cause__, ImportError) else "look at nvidia-smi"
+        yield Finding("driver", Verdict.PROBLEM, str(error), advice)
         return
     yield Finding("driver", Verdict.OK, f"for CUDA {number // 1000}.{number % 1000 // 10} and older")
     if not found:
@@ -168,6 +169,8 @@ def _compiler() -> Iterator[Finding]:
         except CudaError as error:
             yield Finding("compiler", Verdict.PROBLEM, str(error), f"for GPU {gpu.index}, {gpu}")
             continue
+        if newer := why_unloadable(int(driver.call("cuDriverGetVersion")), gpu.description.arch):
+            yield Finding("compiler", Verdict.PROBLEM, newer, f"for GPU {gpu.index}, {gpu}")
         if older := ptx_arch(gpu.description.arch):
             text = f"no machine code for GPU {gpu.index}, {gpu}, which is newer; the driver translates PTX of {older}"
             yield Finding("compiler", Verdict.WARNING, text, "install a newer nvidia-cuda-nvrtc")
