@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from .. import settings
+from ..cuda.jit.bundle import Bundle
 from ..cuda.jit.bundle_writer import BundleWriter
 from ..cuda.jit.cache import KernelCache
 from ..cuda.jit.compile import in_threads
+from ..cuda.jit.store import Store
 from ..cuda.planner import KernelSpec
 from ..measure import workloads
 from ..model.aot import Wanted, every_kernel, wanted_by, wanted_by_name
@@ -74,11 +76,12 @@ def run(args: argparse.Namespace) -> int:
         sizes = _compile(wanted, writer.add if writer else cache.get, shown)
     if writer:
         writer.finish([_asked(args, arch) for arch in archs])
-    folder = (writer.folder if writer else cache.directory).resolve()
+    folder = (writer.folder if writer else Store.of_cache(cache.directory).path).resolve()
+    digest = Bundle(folder).digest if writer else None
     if args.json:
-        print_json(_as_json(folder, wanted, sizes))
+        print_json(_as_json(folder, wanted, sizes, digest))
     else:
-        _print(folder, wanted, sizes, bundle=writer is not None)
+        _print(folder, wanted, sizes, digest)
     return 0
 
 
@@ -199,7 +202,7 @@ def _asked(args: argparse.Namespace, arch: str) -> str:
 # ---- output
 
 
-def _print(folder: Path, wanted: Sequence[Wanted], sizes: Sequence[dict[str, int]], *, bundle: bool) -> None:
+def _print(folder: Path, wanted: Sequence[Wanted], sizes: Sequence[dict[str, int]], digest: str | None) -> None:
     rows = [
         [each.arch, str(len(found)), size_text(sum(found.values()))] for each, found in zip(wanted, sizes, strict=True)
     ]
@@ -207,13 +210,17 @@ def _print(folder: Path, wanted: Sequence[Wanted], sizes: Sequence[dict[str, int
     for each in wanted:
         for problem, why in each.skipped.items():
             print(f"no kernel for {each.arch}: {problem}: {why}", file=sys.stderr)
-    if bundle:
+    if digest is not None:
         print(f"use it with POLYCONV_KERNELS={folder}, and without a compiler with POLYCONV_JIT=off")
+        print(f"where others can write it, or it is reached by links: POLYCONV_KERNELS={folder}#{digest}")
 
 
-def _as_json(folder: Path, wanted: Sequence[Wanted], sizes: Sequence[dict[str, int]]) -> dict[str, Any]:
+def _as_json(
+    folder: Path, wanted: Sequence[Wanted], sizes: Sequence[dict[str, int]], digest: str | None
+) -> dict[str, Any]:
     return {
         "folder": str(folder),
+        **({} if digest is None else {"digest": digest}),
         "archs": {
             each.arch: {"kernels": found, "skipped": each.skipped} for each, found in zip(wanted, sizes, strict=True)
         },

@@ -50,12 +50,13 @@ def replace_whole(path: Path, data: bytes) -> None:
 
 
 class Folder:
-    """An open folder. Links in its path are followed when it is opened; links in it never are."""
+    """An open folder. Links in its path are followed when it is opened; links in it are not, unless ``follows``."""
 
-    __slots__ = ("_descriptor", "path")
+    __slots__ = ("_descriptor", "_no_link", "path")
 
-    def __init__(self, path: Path, within: Folder | None = None) -> None:
+    def __init__(self, path: Path, within: Folder | None = None, *, follows: bool = False) -> None:
         self.path = path
+        self._no_link = within._no_link if within is not None else 0 if follows else _NO_LINK
         if within is None:
             self._descriptor = os.open(path, os.O_RDONLY | _FOLDER)
         else:
@@ -90,6 +91,21 @@ class Folder:
     def make(self, name: str) -> None:
         """Make a folder in it, accessible to the owner only."""
         os.mkdir(name, 0o700, dir_fd=self._descriptor)
+
+    def close_to_others(self) -> int:
+        """Make a folder of this user's private, and delete what others could have written in it.
+
+        Returns the permissions that it had; 0 if it was private.
+        """
+        status = os.fstat(self._descriptor)
+        if status.st_uid != os.geteuid() or not file_trust.others_can_write(status):
+            return 0
+        os.fchmod(self._descriptor, 0o700)
+        for name in self.names():
+            if self._mode(name) & 0o022:  # links included
+                with contextlib.suppress(OSError, RecursionError):
+                    self.delete(name)
+        return stat.S_IMODE(status.st_mode)
 
     def write(self, name: str, data: bytes, permissions: int = 0o600) -> None:
         """Write a new file, by default accessible to the owner only, and sync it to disk."""
@@ -181,9 +197,11 @@ class Folder:
 
     def _open(self, name: str, flags: int, permissions: int = 0o600) -> int:
         try:
-            return os.open(name, flags | _NO_LINK, permissions, dir_fd=self._descriptor)
+            return os.open(name, flags | self._no_link, permissions, dir_fd=self._descriptor)
         except OSError:
-            if stat.S_ISLNK(self._mode(name)):  # error codes for links differ between systems, and none says so
+            if self._no_link and stat.S_ISLNK(
+                self._mode(name)
+            ):  # error codes for links differ between systems, and none says so
                 raise UntrustedError(f"{self.path / name} is a link, which is not followed here") from None
             raise
 

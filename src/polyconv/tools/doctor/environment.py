@@ -178,11 +178,15 @@ def _cache() -> Iterator[Finding]:
     if directory is None:
         yield Finding("cache", Verdict.WARNING, settings.NO_CACHE, "every process compiles its kernels again")
         return
-    summary = store.summary(directory)
-    text = f"{directory}, {summary['kernels']} kernels, {summary['bytes'] / 1e6:.1f} MB"
+    found = store.Store.of_cache(directory)
+    summary = store.summary(found)
+    text = f"{found.path}, {summary['kernels']} kernels, {summary['bytes'] / 1e6:.1f} MB"
     if summary["refused"]:
         advice = "every process compiles its kernels again until then, or until POLYCONV_CACHE_DIR is a folder of yours"
         yield Finding("cache", Verdict.WARNING, f"{text}, none of them run: {summary['refused']}", advice)
+    elif found.passed_over:
+        text = f"{text}; those in {directory} are not run: {found.passed_over}"
+        yield Finding("cache", Verdict.WARNING, text, "or move them: only this user may write the folder of a cache")
     elif summary["writable"]:
         yield Finding("cache", Verdict.OK, text)
     else:
@@ -191,17 +195,18 @@ def _cache() -> Iterator[Finding]:
 
 
 def _bundle() -> Iterator[Finding]:
-    folder = settings.current().kernels
-    if folder is None:
+    named = settings.current().kernels
+    if named is None:
         return
+    bundle = Bundle(named)
     try:
-        damaged = Bundle(folder).check()
-        kernels = Bundle(folder).manifest["kernels"]
+        damaged = bundle.check()
+        kernels = bundle.manifest["kernels"]
     except EntryError as error:
         yield Finding("bundle", Verdict.PROBLEM, str(error), "make one with polyconv warmup -o")
         return
     archs = ", ".join(sorted({str(one["arch"]) for one in kernels.values()}))
-    text = f"{folder}, {len(kernels)} kernels for {archs or 'nothing'}"
+    text = f"{bundle.folder}, {len(kernels)} kernels for {archs or 'nothing'}, digest {bundle.digest}"
     if damaged:
         advice = f"{len(damaged)} of them are refused (polyconv cache verify): make it anew with polyconv warmup -o"
         yield Finding("bundle", Verdict.PROBLEM, text, advice)
