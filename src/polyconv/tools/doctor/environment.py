@@ -25,7 +25,7 @@ from ...cuda.jit.compile import check_arch, compiler_id, ptx_arch, supported_arc
 from ...cuda.jit.store import EntryError
 from ...cuda.planner.device import CudaDevice
 from ...dispatch import override
-from ...util.cpuinfo import processor_name
+from ...util.cpuinfo import cpu_limit, processor_name
 from ...version import __version__
 from .check import Verdict
 
@@ -111,13 +111,18 @@ def _versions() -> Iterator[Finding]:
 
 
 def _cpu() -> Iterator[Finding]:
+    limit = cpu_limit()
     name = f"{processor_name()}, {torch.get_num_threads()} threads"
+    if limit.cores < (os.cpu_count() or 1):
+        name += f", {limit.cores:.3g} of {os.cpu_count()} cores by {limit.source}"
     absent = native.why_absent()
     if absent is None:
         yield Finding("CPU", Verdict.OK, f"{name}, native kernels for {native.instruction_set()}")
     else:
         advice = "PyTorch's convolution runs instead. Install a wheel, or build the kernels (see README, Install)"
         yield Finding("CPU", Verdict.WARNING, f"{name}: {absent}", advice)
+    if too_many := limit.too_many(torch.get_num_threads()):
+        yield Finding("threads", Verdict.WARNING, too_many)
 
 
 def _devices() -> Iterator[Finding]:
