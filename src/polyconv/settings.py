@@ -61,10 +61,10 @@ class Settings:
     cache's folder, if it exists, then the shipped profiles. ``off``: no profile, the cost model is not corrected."""
     jit: bool = True
     """``POLYCONV_JIT``: ``off`` never runs the CUDA compiler; a kernel that is not on disk is then an error."""
-    kernels: Path | None = None
+    kernels: Path | Literal["off"] | None = None
     """``POLYCONV_KERNELS``: folder of compiled kernels from ``polyconv warmup -o``, searched before the cache. With the
     digest that the command prints, ``<folder>#<digest>``, contents are checked instead of owners, permissions and
-    links."""
+    links. Bundles of installed wheels (``polyconv bundle wheel``) follow; ``off`` searches none of them."""
     allow_low_precision: bool = True
     """``POLYCONV_ALLOW_LOW_PRECISION``: see :func:`allow_low_precision`. ``on`` or ``off``."""
     benchmark: bool = False
@@ -154,7 +154,9 @@ def _path(text: str) -> Path:
     return Path(text).expanduser()
 
 
-def _kernels(text: str) -> Path:
+def _kernels(text: str) -> Path | str:
+    if text.lower() == "off":
+        return "off"
     path = _path(text)
     _, mark, digest = text.rpartition("#")
     if mark and not re.fullmatch(r"[0-9a-fA-F]{64}", digest) and not path.exists():

@@ -8,14 +8,26 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from .. import settings
 from ..cuda.jit.bundle import MANIFEST, Bundle, BundleError
-from ..cuda.jit.store import Store, summary
+from ..cuda.jit.compile import search_path
+from ..cuda.jit.fingerprint import Headers, identity
+from ..cuda.jit.store import EntryError, Store, summary
+from ..model.aot import wanted_by
 from ..util.console import print_json, print_table, progress, size_text
-from ._options import FOLDERS, UsageError, add_examples, add_json_argument, completes
+from ._options import (
+    FOLDERS,
+    UsageError,
+    add_arch_argument,
+    add_examples,
+    add_json_argument,
+    add_pass_argument,
+    completes,
+)
+from .warmup import add_shape_argument, archs_here, model_problems
 
 ACTIONS = {
     "info": "where it is, how many kernels it has and how large it is (the default)",
@@ -39,11 +51,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="this folder instead of the settings' cache: another cache, or a bundle (POLYCONV_CACHE_DIR)",
     )
     completes(folder, FOLDERS)
+    parser.add_argument(
+        "--model", metavar="MODEL", help="verify: also that no kernel of this MODULE:ATTRIBUTE is missing"
+    )
+    add_shape_argument(parser, "verify --model: ")
+    add_arch_argument(parser, help="verify --model: GPU architectures, separated by commas (default: of the GPUs here)")
+    add_pass_argument(parser)
     add_json_argument(parser, "the answer")
     add_examples(
         parser,
         "polyconv cache",
         "polyconv cache verify --directory kernels/",
+        "polyconv cache verify --model app.models:make --input-shape 8,3,512,512 --arch sm_80 --directory kernels/",
         "polyconv cache clear --older-than 30d",
         about="actions:\n" + "\n".join(f"  {name:<8}{what}" for name, what in ACTIONS.items()),
     )
@@ -52,6 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.older_than is not None and args.action != "clear":
         raise UsageError("--older-than is for clear")
+    if (args.model is not None) != (args.input_shape is not None) or (args.model and args.action != "verify"):
+        raise UsageError("--model and --input-shape are for verify, and one needs the other")
     named: Path = args.directory or settings.cache_folder()
     bundle = Bundle(named)
     if args.directory is not None and not bundle.folder.is_dir():
@@ -62,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"{bundle.folder} is a bundle, not a cache: delete it as a whole")
         return _clear(Store.of_cache(named), args.older_than, args.json)
     if args.action == "verify":
-        return _verify(bundle.store if is_bundle else Store.of_cache(named), args.json, is_bundle=is_bundle)
+        return _verify(bundle.store if is_bundle else Store.of_cache(named), args, is_bundle=is_bundle)
     answers: dict[str, Callable[[Store, bool], int]] = {"info": _info, "list": _list, "path": _path}
     return answers[args.action](bundle.unlisted if is_bundle else Store.of_cache(named), args.json)
 
@@ -110,15 +131,17 @@ def _list(store: Store, as_json: bool) -> int:
     return 0
 
 
-def _verify(store: Store, as_json: bool, *, is_bundle: bool) -> int:
+def _verify(store: Store, args: argparse.Namespace, *, is_bundle: bool) -> int:
     kernels = len(store.folders())
     with progress() as shown:
         shown.expect(kernels)
         problems = store.check(lambda name: shown.step(f"read {name}"))
     if store.passed_over:
         problems[str(store.path.parent)] = f"its kernels are not run: {store.passed_over}"
-    if as_json:
-        print_json({"directory": str(store.path), "kernels": kernels, "problems": problems})
+    missing = _missing(store, args) if args.model else {}
+    if args.json:
+        about = {"missing": missing} if args.model else {}
+        print_json({"directory": str(store.path), "kernels": kernels, "problems": problems, **about})
     else:
         for name, why in problems.items():
             print(f"{name}: {why}")
@@ -126,7 +149,43 @@ def _verify(store: Store, as_json: bool, *, is_bundle: bool) -> int:
         if problems:
             advice = "make the bundle anew with polyconv warmup" if is_bundle else "polyconv cache clear removes them"
             print(f"damaged kernels are never run; {advice}", file=sys.stderr)
-    return 1 if problems else 0
+        for arch, found in missing.items():
+            for symbol, why in found.items():
+                print(f"{symbol} for {arch}: {why}")
+        if args.model:
+            _print_outcome(store, args, missing)
+    return 1 if problems or any(missing.values()) else 0
+
+
+def _missing(store: Store, args: argparse.Namespace) -> dict[str, dict[str, str]]:
+    """Kernels that ``polyconv warmup`` would compile for a model and that may not run from here, by architecture."""
+    headers = Headers(search_path())
+    problems = model_problems(args.model, args.input_shape, args.passes)
+    missing: dict[str, dict[str, str]] = {}
+    for arch in args.archs or archs_here():
+        wanted, missing[arch] = wanted_by(problems, arch), {}
+        for spec in wanted.kernels:
+            try:
+                if store.find(identity(spec, arch, headers)) is None:
+                    missing[arch][spec.symbol] = f"not in {store.path}"
+            except EntryError as error:
+                missing[arch][spec.symbol] = str(error)
+        for problem, why in wanted.skipped.items():
+            print(f"no kernel for {arch}: {problem}: {why}", file=sys.stderr)
+    return missing
+
+
+def _print_outcome(store: Store, args: argparse.Namespace, missing: Mapping[str, Mapping[str, str]]) -> None:
+    number = sum(map(len, missing.values()))
+    if not number:
+        print(f"{args.model}: no kernel is missing for {', '.join(missing)}")
+        return
+    shapes = " ".join(f"--input-shape {','.join(map(str, shape))}" for shape in args.input_shape)
+    print(
+        f"{args.model}: {number} kernels are missing; polyconv warmup {args.model} {shapes} --arch {','.join(missing)} "
+        f"-o {store.path} adds them",
+        file=sys.stderr,
+    )
 
 
 def _clear(store: Store, age: float | None, as_json: bool) -> int:

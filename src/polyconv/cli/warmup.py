@@ -39,13 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add_workloads_argument(
         parser, "workloads or groups of them, separated by commas; or a model, MODULE:ATTRIBUTE"
     )
-    parser.add_argument(
-        "--input-shape",
-        metavar="SHAPE",
-        type=_shape,
-        action="append",
-        help="shape of the model's input: 8,3,224,224; once for each input",
-    )
+    add_shape_argument(parser)
     names = _options.list_of(str)
     parser.add_argument("--kernels", metavar="NAMES", type=names, help="kernels by name, separated by commas")
     parser.add_argument("--all-kernels", action="store_true", help="every kernel that a plan can name")
@@ -66,13 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     _check(args)
-    archs = args.archs or _archs_here()
+    archs = args.archs or archs_here()
     wanted = _wanted(args, archs)
     # Compile regardless of POLYCONV_JIT.
     cache = KernelCache(jit=True)
     _options.check_folder(args.output or cache.directory, "name a folder with -o, or set POLYCONV_CACHE_DIR")
     writer = BundleWriter(args.output, cache) if args.output else None
-    with settings.use(kernels=None), progress() as shown:
+    with settings.use(kernels="off"), progress() as shown:
         sizes = _compile(wanted, writer.add if writer else cache.get, shown)
     if writer:
         writer.finish([_asked(args, arch) for arch in archs])
@@ -107,7 +101,7 @@ def _wanted(args: argparse.Namespace, archs: Sequence[str]) -> list[Wanted]:
     if args.kernels:
         return [wanted_by_name(args.kernels, arch) for arch in archs]
     if ":" in args.workloads:
-        problems = _model_problems(args.workloads, args.input_shape, args.passes)
+        problems = model_problems(args.workloads, args.input_shape, args.passes)
     else:
         tolerance = settings.current().tolerance
         found = workloads.find(args.workloads)
@@ -115,7 +109,8 @@ def _wanted(args: argparse.Namespace, archs: Sequence[str]) -> list[Wanted]:
     return [wanted_by(problems, arch) for arch in archs]
 
 
-def _model_problems(name: str, shapes: Sequence[tuple[int, ...]], passes: Sequence[Pass]) -> list[Problem]:
+def model_problems(name: str, shapes: Sequence[tuple[int, ...]], passes: Sequence[Pass]) -> list[Problem]:
+    """Convolutions of a model named by ``MODULE:ATTRIBUTE``, on inputs of these shapes."""
     import torch
 
     from ..model import replace as model_replace
@@ -155,7 +150,7 @@ def load_model(name: str) -> Any:
     return model
 
 
-def _archs_here() -> tuple[str, ...]:
+def archs_here() -> tuple[str, ...]:
     from ..cuda import CudaError, driver
     from ..cuda.device import describe
 
@@ -228,6 +223,17 @@ def _as_json(
 
 
 # ---- arguments
+
+
+def add_shape_argument(parser: argparse.ArgumentParser, about: str = "") -> None:
+    """``--input-shape``: shapes of a model's inputs, as ``args.input_shape``."""
+    parser.add_argument(
+        "--input-shape",
+        metavar="SHAPE",
+        type=_shape,
+        action="append",
+        help=f"{about}shape of the model's input: 8,3,224,224; once for each input",
+    )
 
 
 def _shape(text: str) -> tuple[int, ...]:

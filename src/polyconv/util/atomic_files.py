@@ -84,7 +84,7 @@ class Folder:
 
     def read(self, name: str, most: int, trusted: Collection[int] | None = None) -> bytes:
         """Contents of a file of at most ``most`` bytes that only ``trusted`` users, if given, could have written."""
-        return _read(self._open(name, _READ), self.path / name, most, trusted)
+        return _read(self._open(name, _READ), os.path.join(self.path, name), most, trusted)
 
     # ---- writing
 
@@ -224,7 +224,7 @@ def meant(hidden: str) -> str | None:
     return made[1] if made else None
 
 
-def _read(descriptor: int, path: Path, most: int, trusted: Collection[int] | None) -> bytes:
+def _read(descriptor: int, path: Path | str, most: int, trusted: Collection[int] | None) -> bytes:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -232,10 +232,18 @@ def _read(descriptor: int, path: Path, most: int, trusted: Collection[int] | Non
         if trusted is not None:
             file_trust.check(status, path, trusted)
         if status.st_size <= most:
-            with open(descriptor, "rb", closefd=False) as file:
-                data = file.read(most + 1)  # a file may grow meanwhile, or not report its size
+            data = _all_bytes(descriptor, status.st_size, most)
             if len(data) <= most:
                 return data
         raise OSError(f"{path} is larger than {most:,} bytes, the most that is read of such a file")
     finally:
         os.close(descriptor)
+
+
+def _all_bytes(descriptor: int, size: int, most: int) -> bytes:
+    """Contents of a file, and a byte more than ``most`` of a larger one: it may grow, or not report its size."""
+    parts, left = [], most + 1
+    while left and (part := os.read(descriptor, min(left, size + 1 if not parts else 2**16))):
+        parts.append(part)
+        left -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)

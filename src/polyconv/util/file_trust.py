@@ -31,7 +31,7 @@ def owners(*others: int) -> frozenset[int]:
     return frozenset((os.geteuid(), ROOT, *others)) if hasattr(os, "geteuid") else frozenset(others)
 
 
-def check(status: os.stat_result, path: Path, trusted: Collection[int]) -> None:
+def check(status: os.stat_result, path: Path | str, trusted: Collection[int]) -> None:
     """Raise :class:`UntrustedError`, naming ``path``, unless only ``trusted`` users could have written an open file."""
     if not hasattr(os, "geteuid"):  # pragma: no cover - not a POSIX system: the permissions of the user's profile apply
         return

@@ -16,10 +16,14 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from ... import settings
+from ...runtime.lazy_import import imported
+from ...runtime.warn_once import warn_once
 from ...util import checked_json
 from ...util.checked_json import DocumentError, Value
 from ...util.file_trust import UntrustedError
@@ -27,6 +31,8 @@ from .fingerprint import sha256
 from .store import EntryError, Store
 
 MANIFEST = "manifest.json"
+ENTRY_POINTS = "polyconv.kernels"
+"""Group of entry points that name a bundle, as ``<folder>#<digest>``: those of wheels by ``polyconv bundle wheel``."""
 SCHEMA = 1
 LARGEST = 2**22
 """Limit on a manifest [bytes]; a kernel takes about 500."""
@@ -54,10 +60,11 @@ class Bundle:
     @property
     def digest(self) -> str:
         """SHA-256 of the manifest, which has those of all other files: the bundle's content in one number."""
-        return sha256(self._bytes)
+        return sha256(self.contents)
 
     @cached_property
-    def _bytes(self) -> bytes:
+    def contents(self) -> bytes:
+        """The manifest as it is in its file."""
         path = self.folder / MANIFEST
         try:
             data = self.unlisted.read(MANIFEST, LARGEST)
@@ -76,7 +83,7 @@ class Bundle:
     @cached_property
     def manifest(self) -> Mapping[str, Any]:
         try:
-            manifest = checked_json.parse(self._bytes, str(self.folder / MANIFEST))
+            manifest = checked_json.parse(self.contents, str(self.folder / MANIFEST))
             _check(manifest)
         except DocumentError as error:
             raise BundleError(str(error)) from error
@@ -90,11 +97,37 @@ class Bundle:
     @cached_property
     def store(self) -> Store:
         """Its kernels, as far as the manifest lists them."""
-        return replace(self.unlisted, listed=self.manifest["kernels"])
+        kernels: Mapping[str, Mapping[str, str]] = self.manifest["kernels"]
+        entries = {
+            listed["identity"]: entry
+            for entry, listed in reversed(kernels.items())  # of several compilers the first, as without identities
+            if "identity" in listed and "meta" in listed
+        }
+        return replace(self.unlisted, listed=kernels, entries=entries)
 
     def check(self) -> dict[str, str]:
         """Read every file. Returns the reasons for refusal by entry; empty if the bundle is intact."""
         return self.store.check()
+
+
+@cache
+def installed() -> tuple[Bundle, ...]:
+    """Bundles of the installed wheels. One that cannot be imported is left out, with a warning."""
+    found: list[Bundle] = []
+    for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
+        try:
+            found.append(Bundle(getattr(imported(point.module), point.attr)))
+        except Exception as error:  # the code of another package
+            warn_once(f"polyconv cannot use the kernels of {point.name} ({point.value}): {error}")
+    return tuple(found)
+
+
+def in_force() -> list[Bundle]:
+    """Bundles to search, the one of the settings first."""
+    named = settings.current().kernels
+    if named == "off":
+        return []
+    return [*([] if named is None else [Bundle(named)]), *installed()]
 
 
 def split_digest(named: str | os.PathLike[str]) -> tuple[Path, str | None]:
@@ -115,9 +148,11 @@ def _check(manifest: Value) -> None:
     for entry, kernel in manifest.member("kernels").members().items():
         if not _ENTRY.fullmatch(entry):
             raise kernel.wrong("no entry can have this name")
-        for name in ("symbol", "arch", "cubin"):
-            kernel.member(name).text()
-        for name in ("meta", "source"):
-            kernel.optional(name, "").text()
+        facts = kernel.object()
+        for name in {"symbol", "arch", "cubin"} - facts.keys():
+            raise kernel.wrong(f'it has no "{name}"')
+        for name, found in facts.items():
+            if not isinstance(found, str) or not found.isprintable():
+                kernel.member(name).text()  # raises
     for words in manifest.optional("made_for", []).items():
         words.text()

@@ -13,7 +13,7 @@ from ..planner.codegen import source
 from ..planner.plan import KernelSpec
 from .bundle import MANIFEST, SCHEMA, Bundle
 from .cache import KernelCache
-from .fingerprint import entry_name, sha256
+from .fingerprint import entry_name, identity_digest, sha256
 from .store import FILES, Store, entry_files
 
 
@@ -37,7 +37,8 @@ class BundleWriter:
         listed = {key: sha256(files[file]) for key, file in FILES.items()}
         # An entry with another binary is replaced, whatever its own checksum says.
         Store(self.folder, shipped=True, listed={name: listed}).add(facts, source(spec), lambda: cubin)
-        self._added[name] = {"symbol": spec.symbol, "arch": arch, "compiler": facts["compiler"], **listed}
+        described = {"symbol": spec.symbol, "arch": arch, "compiler": facts["compiler"]}
+        self._added[name] = {**described, "identity": identity_digest(facts), **listed}
         return cubin
 
     def finish(self, made_for: Iterable[str]) -> Mapping[str, Any]:

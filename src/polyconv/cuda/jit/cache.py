@@ -27,9 +27,9 @@ from ..compile_log import Compilations
 from ..errors import MissingKernelError
 from ..planner.codegen import source
 from ..planner.plan import KernelSpec
-from .bundle import Bundle
+from .bundle import Bundle, in_force
 from .compile import compile_kernel, compiler_id, flags, in_threads, search_path
-from .fingerprint import entry_name, identity
+from .fingerprint import Headers, entry_name, identity
 from .store import EntryError, ForbiddenError, Store
 
 Compiler = Callable[[KernelSpec, str], bytes]
@@ -38,7 +38,7 @@ Compiler = Callable[[KernelSpec, str], bytes]
 class KernelCache:
     """Cubins by kernel and architecture: from memory, the bundle, the disk, or else the compiler.
 
-    Safe for threads and processes. Headers are read at the first request for a kernel; later edits are not noticed.
+    Safe for threads and processes. Headers are read when a kernel first needs them; later edits are not noticed.
 
     Args:
         directory: the cache folder; default: that of the settings.
@@ -57,10 +57,11 @@ class KernelCache:
     ) -> None:
         self._directory = Path(directory) if directory is not None else settings.current().cache_dir
         self._include_dirs = tuple(include_dirs)
+        self._headers = Headers(search_path(self._include_dirs))
         self._compiler = compiler or self._nvrtc
         self._jit = jit
         self._memory: dict[tuple[KernelSpec, str], bytes] = {}
-        self._bundles: dict[str | os.PathLike[str], Bundle] = {}
+        self._bundles: dict[str | os.PathLike[str] | None, list[Bundle]] = {}
         self._busy: dict[tuple[int, KernelSpec, str], threading.Lock] = {}
         self.compilations = Compilations()
 
@@ -113,7 +114,7 @@ class KernelCache:
 
     def facts(self, spec: KernelSpec, arch: str) -> dict[str, Any]:
         """Everything that can change the kernel's binary on this machine: its fingerprint, the key of the cache."""
-        return _with_compiler(identity(spec, arch, search_path(self._include_dirs)))
+        return _with_compiler(identity(spec, arch, self._headers))
 
     def _nvrtc(self, spec: KernelSpec, arch: str) -> bytes:
         return compile_kernel(spec, arch, include_dirs=self._include_dirs)
@@ -138,31 +139,37 @@ class KernelCache:
         return cubin
 
     def _from_disk_or_compiler(self, spec: KernelSpec, arch: str) -> bytes | None:
-        kernel = identity(spec, arch, search_path(self._include_dirs))
+        kernel = identity(spec, arch, self._headers)
         jit = settings.current().jit if self._jit is None else self._jit
-        bundle = settings.current().kernels
-        cubin, refused = self._from_bundle(bundle, kernel) if bundle is not None else (None, "")
+        cubin, refused = self._from_bundles(kernel)
+        instead = "that of another bundle runs" if cubin is not None else "polyconv compiles the kernel"
         if cubin is None and not jit:
-            cubin = self._from_any_compiler(kernel)
+            cubin, instead = self._from_any_compiler(kernel), "the one in the cache runs"
             if cubin is None and refused:
-                folder = self._bundle(bundle).folder
-                raise MissingKernelError(f"{refused}. Make the bundle anew with polyconv warmup -o {folder}")
+                raise MissingKernelError(f"{refused}. Make the bundle anew with polyconv warmup")
         if refused:
-            warn_once(f"{refused}; {'polyconv compiles the kernel' if jit else 'the one in the cache runs'} instead")
+            warn_once(f"{refused}; {instead} instead")
         return self._compiled(spec, kernel) if cubin is None and jit else cubin
 
-    def _bundle(self, named: str | os.PathLike[str]) -> Bundle:
-        return self._bundles.setdefault(named, Bundle(named))
+    def _in_force(self) -> list[Bundle]:
+        named = settings.current().kernels
+        found = self._bundles.get(named)
+        return found if found is not None else self._bundles.setdefault(named, in_force())
 
-    def _from_bundle(self, named: str | os.PathLike[str], kernel: Mapping[str, Any]) -> tuple[bytes | None, str]:
-        """Kernel from a bundle, None if it has none, and why it was refused, if so."""
-        bundle = self._bundle(named)
-        try:
-            return bundle.store.find(kernel), ""
-        except ForbiddenError:
-            return None, f"{bundle.folder} has kernels that this user may not read"  # one text for all of them
-        except (EntryError, OSError) as error:
-            return None, str(error)
+    def _from_bundles(self, kernel: Mapping[str, Any]) -> tuple[bytes | None, str]:
+        """Kernel from the first bundle that has it, None if there is none, and why one refused it, if so."""
+        refused = ""
+        for bundle in self._in_force():
+            try:
+                cubin = bundle.store.find(kernel)
+            except ForbiddenError:
+                refused = f"{bundle.folder} has kernels that this user may not read"  # one text for all of them
+            except (EntryError, OSError) as error:
+                refused = str(error)
+            else:
+                if cubin is not None:
+                    return cubin, refused
+        return None, refused
 
     def _from_any_compiler(self, kernel: Mapping[str, Any]) -> bytes | None:
         """Kernel from the cache by its identity alone: the compiler's version is unknown."""
@@ -224,9 +231,9 @@ class KernelCache:
 
     def _advice(self, missing: Sequence[str], arch: str, wanted_for: str | None) -> str:
         """Error message: missing kernels, folders searched, and the command that builds them."""
-        named = settings.current().kernels
-        folder = self._bundle(named).folder if named is not None else None
-        looked = f"the cache {self._directory or ''}".rstrip() + (f" nor in the bundle {folder}" if folder else "")
+        bundles = [bundle.folder for bundle in self._in_force()]
+        folder = bundles[0] if bundles else None
+        looked = f"the cache {self._directory or ''}".rstrip() + "".join(f" nor in the bundle {one}" for one in bundles)
         command = (
             f"polyconv warmup --kernels {','.join(missing)} --arch {arch} -o {shlex.quote(str(folder or 'kernels'))}"
         )

@@ -25,7 +25,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from ...util import checked_json, file_trust
 from ...util.atomic_files import Folder, is_writable, meant, unused
 from ...util.checked_json import DocumentError
 from ...util.file_trust import UntrustedError
-from .fingerprint import entry_name, entry_prefix, sha256
+from .fingerprint import entry_name, entry_prefix, identity_digest, sha256
 
 LARGEST_META, LARGEST_CODE = 2**20, 2**26
 """Limits on the size of files [bytes], far above those that polyconv writes."""
@@ -61,6 +61,8 @@ class Store:
     """Whether it is a bundle: its owner is trusted besides this process's user and root, and all users may read it."""
     listed: Mapping[str, Mapping[str, str]] | None = None
     """Manifest's checksums of the entries that may run; None: any entry that matches its own description."""
+    entries: Mapping[str, str] = field(default_factory=dict)
+    """Entries by the digest of their identity, as far as the manifest has it."""
     pinned: bool = False
     """Whether the manifest has a known digest: contents are checked, so that links and permissions do not matter."""
     own: bool = False
@@ -107,6 +109,9 @@ class Store:
         wanted = entry_name(kernel) if "compiler" in kernel else entry_prefix(kernel)
         with contextlib.suppress(FileNotFoundError), self._open() as folder:
             trusted = self._trusted(folder)
+            entry = self.entries.get(identity_digest(kernel)) if self.entries else None
+            if entry is not None and (cubin := self._read_listed(folder, entry, trusted)) is not None:
+                return cubin
             for name in sorted(name for name in folder.names() if name.startswith(wanted)):
                 try:
                     cubin = self._read(folder, name, trusted, kernel)
@@ -185,6 +190,18 @@ class Store:
                 if whole:
                     _checked(entry, "kernel.cu", meta.get("source"))
                 return cubin
+
+    def _read_listed(self, folder: Folder, name: str, trusted: Collection[int] | None) -> bytes | None:
+        """Binary of an entry that is as the manifest says, unparsed; None if it is not, and :meth:`_read` says why."""
+        listed = (self.listed or {})[name]
+        with contextlib.suppress(EntryError), _refusals(), folder.inner(name) as entry:
+            if trusted is not None:
+                entry.check(trusted)
+            cubin = entry.read("kernel.cubin", LARGEST_CODE, trusted)
+            meta = entry.read("meta.json", LARGEST_META, trusted)
+            if (sha256(cubin), sha256(meta)) == (listed["cubin"], listed["meta"]):
+                return cubin
+        return None
 
     # ---- lists
 

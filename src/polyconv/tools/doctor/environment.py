@@ -20,7 +20,7 @@ from ...cpu import native
 from ...cuda import CudaError, driver, launch
 from ...cuda.device import describe
 from ...cuda.jit import store
-from ...cuda.jit.bundle import Bundle
+from ...cuda.jit.bundle import Bundle, in_force
 from ...cuda.jit.compile import check_arch, compiler_id, ptx_arch, supported_archs
 from ...cuda.jit.store import EntryError
 from ...cuda.planner.device import CudaDevice
@@ -59,7 +59,7 @@ class Gpu:
 
 def findings() -> list[Finding]:
     found: list[Finding] = []
-    for check in (_versions, _cpu, _devices, _compiler, _cache, _bundle, _settings, _tuning, _what_runs):
+    for check in (_versions, _cpu, _devices, _compiler, _cache, _bundles, _settings, _tuning, _what_runs):
         try:
             found += check()
         except Exception as error:  # reported as a finding; the other checks still run
@@ -199,24 +199,23 @@ def _cache() -> Iterator[Finding]:
         yield Finding("cache", Verdict.WARNING, f"{text}, not writable", advice)
 
 
-def _bundle() -> Iterator[Finding]:
-    named = settings.current().kernels
-    if named is None:
-        return
-    bundle = Bundle(named)
+def _bundles() -> Iterator[Finding]:
+    for bundle in in_force():
+        yield _bundle_finding(bundle)
+
+
+def _bundle_finding(bundle: Bundle) -> Finding:
     try:
         damaged = bundle.check()
         kernels = bundle.manifest["kernels"]
     except EntryError as error:
-        yield Finding("bundle", Verdict.PROBLEM, str(error), "make one with polyconv warmup -o")
-        return
+        return Finding("bundle", Verdict.PROBLEM, str(error), "make one with polyconv warmup -o")
     archs = ", ".join(sorted({str(one["arch"]) for one in kernels.values()}))
     text = f"{bundle.folder}, {len(kernels)} kernels for {archs or 'nothing'}, digest {bundle.digest}"
     if damaged:
         advice = f"{len(damaged)} of them are refused (polyconv cache verify): make it anew with polyconv warmup -o"
-        yield Finding("bundle", Verdict.PROBLEM, text, advice)
-    else:
-        yield Finding("bundle", Verdict.OK, text)
+        return Finding("bundle", Verdict.PROBLEM, text, advice)
+    return Finding("bundle", Verdict.OK, text)
 
 
 def _settings() -> Iterator[Finding]:
@@ -276,7 +275,7 @@ def _what_runs() -> Iterator[Finding]:
     if not usable_gpus():
         return
     current = settings.current()
-    source = f"from {current.kernels}" if current.kernels else ""
+    source = " and ".join(f"from {bundle.folder}" for bundle in in_force())
     if not current.jit:
         source = (source or "from the cache") + ", never compiled here (POLYCONV_JIT=off)"
     elif _compiler_works():
