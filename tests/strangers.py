@@ -7,12 +7,15 @@ faked to report another owner, and code runs as it is: the package decides alike
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import pickle
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,3 +73,64 @@ def overwrite_as_group_member(files: dict[Path, bytes]) -> None:
     member = {"user": 12345, "group": os.getegid(), "extra_groups": []} if IS_ROOT else {}
     for path, data in files.items():
         subprocess.run(["tee", str(path)], input=data, stdout=subprocess.DEVNULL, check=True, **member)
+
+
+class Child:
+    """A forked process that runs a function; as root, under another user's and group's id without root's rights."""
+
+    def __init__(self, function: Callable[[], Any], user: int | None = None, group: int | None = None) -> None:
+        self._result, write = os.pipe()
+        self._pid = os.fork()
+        if self._pid:
+            os.close(write)
+            return
+        try:  # in the child, which must not return
+            if IS_ROOT and user is not None:
+                os.setgroups([])
+                os.setgid(group if group is not None else user)
+                os.setuid(user)
+            outcome = (function(), None)
+        except BaseException as error:
+            outcome = (None, error)
+        with open(write, "wb") as pipe:
+            pickle.dump(outcome, pipe)
+        os._exit(0)
+
+    def result(self) -> Any:
+        """What the function returned, or raise what it raised."""
+        with open(self._result, "rb") as pipe:
+            outcome, error = pickle.load(pipe)
+        os.waitpid(self._pid, 0)
+        if error is not None:
+            raise error
+        return outcome
+
+
+CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000
+MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
+
+
+def private_mounts() -> None:
+    """Let this process, a :class:`Child`, mount what only it sees. Skips the test where the system forbids it."""
+    user, group = os.geteuid(), os.getegid()
+    if _libc().unshare(CLONE_NEWNS if IS_ROOT else CLONE_NEWNS | CLONE_NEWUSER):
+        pytest.skip("this system does not let a process mount anything")
+    if not IS_ROOT:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    mount("none", Path("/"), "", MS_REC | MS_PRIVATE)
+
+
+def mount(source: str | Path, target: Path, kind: str, flags: int = 0, options: str = "") -> None:
+    if _libc().mount(str(source).encode(), str(target).encode(), kind.encode() or None, flags, options.encode()):
+        pytest.skip(f"this system does not let a process mount {kind or source}: {os.strerror(ctypes.get_errno())}")
+
+
+def make_read_only(path: Path) -> None:
+    mount(path, path, "", MS_BIND)
+    mount(path, path, "", MS_BIND | MS_REMOUNT | MS_RDONLY)
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)

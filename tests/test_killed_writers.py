@@ -57,10 +57,18 @@ def new_bundle(folder: Path) -> None:
     writer.finish(["a test"])
 
 
+def cache_in_a_volume(folder: Path) -> None:
+    """A cache in a directory that all users can write, as Kubernetes' volumes are."""
+    (folder / "volume").mkdir(exist_ok=True)
+    (folder / "volume").chmod(0o777)
+    machine(folder / "volume").get(SPEC, ARCH)
+
+
 WRITERS: dict[str, Callable[[Path], object]] = {
     "tuning file": lambda folder: tuning_file.update(folder / "tuning.json", some_tuning()),
     "report": lambda folder: replace_whole(folder / "report.json", b"{}"),
     "cache": lambda folder: machine(folder).get(SPEC, ARCH),
+    "cache in a volume": cache_in_a_volume,
     "manifest": lambda folder: BundleWriter(folder, machine(folder / "none")),
     "bundle": new_bundle,
 }

@@ -61,8 +61,10 @@ class Settings:
     cache's folder, if it exists, then the shipped profiles. ``off``: no profile, the cost model is not corrected."""
     jit: bool = True
     """``POLYCONV_JIT``: ``off`` never runs the CUDA compiler; a kernel that is not on disk is then an error."""
-    kernels: Path | None = None
-    """``POLYCONV_KERNELS``: folder of compiled kernels from ``polyconv warmup -o``, searched before the cache."""
+    kernels: Path | Literal["off"] | None = None
+    """``POLYCONV_KERNELS``: folder of compiled kernels from ``polyconv warmup -o``, searched before the cache. With the
+    digest that the command prints, ``<folder>#<digest>``, contents are checked instead of owners, permissions and
+    links. Bundles of installed wheels (``polyconv bundle wheel``) follow; ``off`` searches none of them."""
     allow_low_precision: bool = True
     """``POLYCONV_ALLOW_LOW_PRECISION``: see :func:`allow_low_precision`. ``on`` or ``off``."""
     benchmark: bool = False
@@ -152,6 +154,16 @@ def _path(text: str) -> Path:
     return Path(text).expanduser()
 
 
+def _kernels(text: str) -> Path | str:
+    if text.lower() == "off":
+        return "off"
+    path = _path(text)
+    _, mark, digest = text.rpartition("#")
+    if mark and not re.fullmatch(r"[0-9a-fA-F]{64}", digest) and not path.exists():
+        raise ValueError("expected 64 hexadecimal digits after #, the digest that polyconv warmup prints")
+    return path
+
+
 def _tuning_files(text: str) -> tuple[Path, ...]:
     if text.lower() == "off":
         return ()
@@ -173,7 +185,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "tuning_file": _tuning_files,
     "profile": lambda text: "off" if text.lower() == "off" else _path(text),
     "jit": _switch,
-    "kernels": _path,
+    "kernels": _kernels,
     "allow_low_precision": _switch,
     "benchmark": _switch,
     "output_pool": _size,

@@ -19,7 +19,7 @@ from nightly import NIGHTLY
 from polyconv.cuda.jit.cache import KernelCache
 from polyconv.cuda.jit.compile import OPTIONS, compile_kernel
 from polyconv.cuda.jit.cubin import kernel_info
-from polyconv.cuda.jit.fingerprint import identity, included_headers
+from polyconv.cuda.jit.fingerprint import Headers, identity
 from polyconv.cuda.planner.codegen import source
 from polyconv.cuda.planner.plan import KernelSpec
 from polyconv.util.atomic_files import Folder
@@ -159,7 +159,7 @@ def test_the_place_of_the_headers_is_not_in_the_key(tmp_path: Path) -> None:
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "axpy.cuh").write_bytes((KERNELS / "axpy.cuh").read_bytes())
-    here, there = (identity(SPEC, ARCH, [tmp_path / name]) for name in ("here", "there"))
+    here, there = (identity(SPEC, ARCH, Headers([tmp_path / name])) for name in ("here", "there"))
     assert here == there
 
 
@@ -169,7 +169,7 @@ def test_includes_are_followed_to_the_end(tmp_path: Path) -> None:
     (tmp_path / "b.cuh").write_text('  #include "sub/c.cuh"\n#include "a.cuh"\n')
     (tmp_path / "sub" / "c.cuh").write_text("")
     (tmp_path / "no.cuh").write_text("")
-    assert set(included_headers('#include "a.cuh"\n', [tmp_path])) == {"a.cuh", "b.cuh", "sub/c.cuh"}
+    assert set(Headers([tmp_path]).included_by('#include "a.cuh"\n')) == {"a.cuh", "b.cuh", "sub/c.cuh"}
 
 
 def test_threads_of_one_process_compile_once(folder: Path, compiler: CountingCompiler) -> None:

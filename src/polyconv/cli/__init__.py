@@ -32,6 +32,7 @@ COMMANDS: dict[str, str] = {
     "inspect": "registers, spills and occupancy of kernels, and what a V100 or an A100 would spend on them, counted",
     "export": "write one Python file with a convolution and its CUDA kernels, which needs nothing but torch",
     "cache": "the compiled kernels on this machine: where, how many, whether they are whole; clear them",
+    "bundle": "a folder of compiled kernels as a wheel, which machines install; its digest",
     "completion": "print a script that completes polyconv's commands in bash, zsh or fish",
 }
 """Command, which is also the module's name -> its line in ``polyconv --help``."""

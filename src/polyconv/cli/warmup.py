@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from .. import settings
+from ..cuda.jit.bundle import Bundle
 from ..cuda.jit.bundle_writer import BundleWriter
 from ..cuda.jit.cache import KernelCache
 from ..cuda.jit.compile import in_threads
+from ..cuda.jit.store import Store
 from ..cuda.planner import KernelSpec
 from ..measure import workloads
 from ..model.aot import Wanted, every_kernel, wanted_by, wanted_by_name
@@ -37,13 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add_workloads_argument(
         parser, "workloads or groups of them, separated by commas; or a model, MODULE:ATTRIBUTE"
     )
-    parser.add_argument(
-        "--input-shape",
-        metavar="SHAPE",
-        type=_shape,
-        action="append",
-        help="shape of the model's input: 8,3,224,224; once for each input",
-    )
+    add_shape_argument(parser)
     names = _options.list_of(str)
     parser.add_argument("--kernels", metavar="NAMES", type=names, help="kernels by name, separated by commas")
     parser.add_argument("--all-kernels", action="store_true", help="every kernel that a plan can name")
@@ -64,21 +60,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     _check(args)
-    archs = args.archs or _archs_here()
+    archs = args.archs or archs_here()
     wanted = _wanted(args, archs)
     # Compile regardless of POLYCONV_JIT.
     cache = KernelCache(jit=True)
     _options.check_folder(args.output or cache.directory, "name a folder with -o, or set POLYCONV_CACHE_DIR")
     writer = BundleWriter(args.output, cache) if args.output else None
-    with settings.use(kernels=None), progress() as shown:
+    with settings.use(kernels="off"), progress() as shown:
         sizes = _compile(wanted, writer.add if writer else cache.get, shown)
     if writer:
         writer.finish([_asked(args, arch) for arch in archs])
-    folder = (writer.folder if writer else cache.directory).resolve()
+    folder = (writer.folder if writer else Store.of_cache(cache.directory).path).resolve()
+    digest = Bundle(folder).digest if writer else None
     if args.json:
-        print_json(_as_json(folder, wanted, sizes))
+        print_json(_as_json(folder, wanted, sizes, digest))
     else:
-        _print(folder, wanted, sizes, bundle=writer is not None)
+        _print(folder, wanted, sizes, digest)
     return 0
 
 
@@ -104,7 +101,7 @@ def _wanted(args: argparse.Namespace, archs: Sequence[str]) -> list[Wanted]:
     if args.kernels:
         return [wanted_by_name(args.kernels, arch) for arch in archs]
     if ":" in args.workloads:
-        problems = _model_problems(args.workloads, args.input_shape, args.passes)
+        problems = model_problems(args.workloads, args.input_shape, args.passes)
     else:
         tolerance = settings.current().tolerance
         found = workloads.find(args.workloads)
@@ -112,7 +109,8 @@ def _wanted(args: argparse.Namespace, archs: Sequence[str]) -> list[Wanted]:
     return [wanted_by(problems, arch) for arch in archs]
 
 
-def _model_problems(name: str, shapes: Sequence[tuple[int, ...]], passes: Sequence[Pass]) -> list[Problem]:
+def model_problems(name: str, shapes: Sequence[tuple[int, ...]], passes: Sequence[Pass]) -> list[Problem]:
+    """Convolutions of a model named by ``MODULE:ATTRIBUTE``, on inputs of these shapes."""
     import torch
 
     from ..model import replace as model_replace
@@ -152,7 +150,7 @@ def load_model(name: str) -> Any:
     return model
 
 
-def _archs_here() -> tuple[str, ...]:
+def archs_here() -> tuple[str, ...]:
     from ..cuda import CudaError, driver
     from ..cuda.device import describe
 
@@ -199,7 +197,7 @@ def _asked(args: argparse.Namespace, arch: str) -> str:
 # ---- output
 
 
-def _print(folder: Path, wanted: Sequence[Wanted], sizes: Sequence[dict[str, int]], *, bundle: bool) -> None:
+def _print(folder: Path, wanted: Sequence[Wanted], sizes: Sequence[dict[str, int]], digest: str | None) -> None:
     rows = [
         [each.arch, str(len(found)), size_text(sum(found.values()))] for each, found in zip(wanted, sizes, strict=True)
     ]
@@ -207,13 +205,17 @@ def _print(folder: Path, wanted: Sequence[Wanted], sizes: Sequence[dict[str, int
     for each in wanted:
         for problem, why in each.skipped.items():
             print(f"no kernel for {each.arch}: {problem}: {why}", file=sys.stderr)
-    if bundle:
+    if digest is not None:
         print(f"use it with POLYCONV_KERNELS={folder}, and without a compiler with POLYCONV_JIT=off")
+        print(f"where others can write it, or it is reached by links: POLYCONV_KERNELS={folder}#{digest}")
 
 
-def _as_json(folder: Path, wanted: Sequence[Wanted], sizes: Sequence[dict[str, int]]) -> dict[str, Any]:
+def _as_json(
+    folder: Path, wanted: Sequence[Wanted], sizes: Sequence[dict[str, int]], digest: str | None
+) -> dict[str, Any]:
     return {
         "folder": str(folder),
+        **({} if digest is None else {"digest": digest}),
         "archs": {
             each.arch: {"kernels": found, "skipped": each.skipped} for each, found in zip(wanted, sizes, strict=True)
         },
@@ -221,6 +223,17 @@ def _as_json(folder: Path, wanted: Sequence[Wanted], sizes: Sequence[dict[str, i
 
 
 # ---- arguments
+
+
+def add_shape_argument(parser: argparse.ArgumentParser, about: str = "") -> None:
+    """``--input-shape``: shapes of a model's inputs, as ``args.input_shape``."""
+    parser.add_argument(
+        "--input-shape",
+        metavar="SHAPE",
+        type=_shape,
+        action="append",
+        help=f"{about}shape of the model's input: 8,3,224,224; once for each input",
+    )
 
 
 def _shape(text: str) -> tuple[int, ...]:

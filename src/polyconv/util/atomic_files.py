@@ -50,12 +50,13 @@ def replace_whole(path: Path, data: bytes) -> None:
 
 
 class Folder:
-    """An open folder. Links in its path are followed when it is opened; links in it never are."""
+    """An open folder. Links in its path are followed when it is opened; links in it are not, unless ``follows``."""
 
-    __slots__ = ("_descriptor", "path")
+    __slots__ = ("_descriptor", "_no_link", "path")
 
-    def __init__(self, path: Path, within: Folder | None = None) -> None:
+    def __init__(self, path: Path, within: Folder | None = None, *, follows: bool = False) -> None:
         self.path = path
+        self._no_link = within._no_link if within is not None else 0 if follows else _NO_LINK
         if within is None:
             self._descriptor = os.open(path, os.O_RDONLY | _FOLDER)
         else:
@@ -83,13 +84,28 @@ class Folder:
 
     def read(self, name: str, most: int, trusted: Collection[int] | None = None) -> bytes:
         """Contents of a file of at most ``most`` bytes that only ``trusted`` users, if given, could have written."""
-        return _read(self._open(name, _READ), self.path / name, most, trusted)
+        return _read(self._open(name, _READ), os.path.join(self.path, name), most, trusted)
 
     # ---- writing
 
     def make(self, name: str) -> None:
         """Make a folder in it, accessible to the owner only."""
         os.mkdir(name, 0o700, dir_fd=self._descriptor)
+
+    def close_to_others(self) -> int:
+        """Make a folder of this user's private, and delete what others could have written in it.
+
+        Returns the permissions that it had; 0 if it was private.
+        """
+        status = os.fstat(self._descriptor)
+        if status.st_uid != os.geteuid() or not file_trust.others_can_write(status):
+            return 0
+        os.fchmod(self._descriptor, 0o700)
+        for name in self.names():
+            if self._mode(name) & 0o022:  # links included
+                with contextlib.suppress(OSError, RecursionError):
+                    self.delete(name)
+        return stat.S_IMODE(status.st_mode)
 
     def write(self, name: str, data: bytes, permissions: int = 0o600) -> None:
         """Write a new file, by default accessible to the owner only, and sync it to disk."""
@@ -181,9 +197,11 @@ class Folder:
 
     def _open(self, name: str, flags: int, permissions: int = 0o600) -> int:
         try:
-            return os.open(name, flags | _NO_LINK, permissions, dir_fd=self._descriptor)
+            return os.open(name, flags | self._no_link, permissions, dir_fd=self._descriptor)
         except OSError:
-            if stat.S_ISLNK(self._mode(name)):  # error codes for links differ between systems, and none says so
+            if self._no_link and stat.S_ISLNK(
+                self._mode(name)
+            ):  # error codes for links differ between systems, and none says so
                 raise UntrustedError(f"{self.path / name} is a link, which is not followed here") from None
             raise
 
@@ -206,7 +224,7 @@ def meant(hidden: str) -> str | None:
     return made[1] if made else None
 
 
-def _read(descriptor: int, path: Path, most: int, trusted: Collection[int] | None) -> bytes:
+def _read(descriptor: int, path: Path | str, most: int, trusted: Collection[int] | None) -> bytes:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -214,10 +232,18 @@ def _read(descriptor: int, path: Path, most: int, trusted: Collection[int] | Non
         if trusted is not None:
             file_trust.check(status, path, trusted)
         if status.st_size <= most:
-            with open(descriptor, "rb", closefd=False) as file:
-                data = file.read(most + 1)  # a file may grow meanwhile, or not report its size
+            data = _all_bytes(descriptor, status.st_size, most)
             if len(data) <= most:
                 return data
         raise OSError(f"{path} is larger than {most:,} bytes, the most that is read of such a file")
     finally:
         os.close(descriptor)
+
+
+def _all_bytes(descriptor: int, size: int, most: int) -> bytes:
+    """Contents of a file, and a byte more than ``most`` of a larger one: it may grow, or not report its size."""
+    parts, left = [], most + 1
+    while left and (part := os.read(descriptor, min(left, size + 1 if not parts else 2**16))):
+        parts.append(part)
+        left -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)

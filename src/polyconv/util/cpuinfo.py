@@ -1,8 +1,16 @@
-"""Name, model and cores of the processor."""
+"""Name, model and cores of the processor, and how many of the cores this process may use.
+
+A container sees all cores of its node. What limits it is affinity, or the quota or the cpuset of a control group, its
+own or one around it. PyTorch starts as many threads as the affinity has cores, whatever the quota.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -31,5 +39,77 @@ def processor_model(cpuinfo: Path = _CPUINFO) -> str:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use; all of them where the system does not tell, as macOS and Windows."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Threads that can compute at the same time under :func:`cpu_limit`."""
+    return max(1, math.ceil(cpu_limit().cores))
+
+
+@dataclass(frozen=True, slots=True)
+class CpuLimit:
+    """Cores that a process may use, a fraction under a quota, and what limits them."""
+
+    cores: float
+    source: str
+
+    def too_many(self, threads: int) -> str:
+        """One sentence about threads that exceed the limit; empty if they do not."""
+        fitting = max(1, int(self.cores))
+        if threads <= fitting:
+            return ""
+        return (
+            f"PyTorch runs {threads} threads, but {self.source} allows {self.cores:.3g} cores, and threads that are "
+            f"held back delay all others: set OMP_NUM_THREADS={fitting}, or call torch.set_num_threads({fitting})"
+        )
+
+
+def cpu_limit(root: Path = Path("/")) -> CpuLimit:
+    """The tightest limit of this process; all cores where the system does not tell, as macOS and Windows."""
+    found = [CpuLimit(os.cpu_count() or 1, "the machine")]
+    if hasattr(os, "sched_getaffinity"):
+        found.append(CpuLimit(len(os.sched_getaffinity(0)), "the affinity of this process"))
+    with contextlib.suppress(ValueError):  # files of a form that Linux does not write
+        for folder in _control_groups(root / "proc/self", root):
+            found += _limits(folder)
+    return min(found, key=lambda limit: limit.cores)
+
+
+def _control_groups(process: Path, root: Path) -> Iterator[Path]:
+    """Folders of a process's control groups that can limit its cores, and of the groups around them."""
+    groups: dict[str, str] = {}
+    for line in _text(process / "cgroup").splitlines():
+        _, controllers, group = line.split(":", 2)
+        groups.update(dict.fromkeys(controllers.split(","), group))  # version 2 names no controller
+    for line in _text(process / "mountinfo").splitlines():
+        mount, _, system = line.partition(" - ")
+        (_, _, _, inside, place, *_), (kind, _, options) = mount.split(), system.split(maxsplit=2)
+        names = {"cgroup": {"cpu", "cpuset"} & set(options.split(",")), "cgroup2": {""}}.get(kind, set())
+        for group in {groups[name] for name in names if name in groups}:
+            top = root / place.lstrip("/")
+            yield top
+            folder = top
+            for part in Path(group.removeprefix(inside.rstrip("/"))).parts:
+                folder = folder / part.strip("/")
+                yield folder
+
+
+def _limits(group: Path) -> Iterator[CpuLimit]:
+    quota = _text(group / "cpu.max") or f"{_text(group / 'cpu.cfs_quota_us')} {_text(group / 'cpu.cfs_period_us')}"
+    words = [int(word) for word in quota.split() if word.isdecimal()]  # neither "max" nor -1
+    if len(words) == 2 and words[1]:
+        yield CpuLimit(words[0] / words[1], "the CPU quota of its control group")
+    for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
+        if cores := _count(_text(group / name)):
+            yield CpuLimit(cores, "the cpuset of its control group")
+
+
+def _count(cpus: str) -> int:
+    """Number of cores in a list such as ``0-3,8``."""
+    ends = [[int(end) for end in part.split("-")] for part in cpus.strip().split(",") if part]
+    return sum(last - first + 1 for first, *_, last in ([*pair, pair[-1]] for pair in ends))
+
+
+def _text(path: Path) -> str:
+    """Contents of a file; empty if it cannot be read."""
+    try:
+        return path.read_text()
+    except (OSError, ValueError):
+        return ""

@@ -31,18 +31,19 @@ def owners(*others: int) -> frozenset[int]:
     return frozenset((os.geteuid(), ROOT, *others)) if hasattr(os, "geteuid") else frozenset(others)
 
 
-def check(status: os.stat_result, path: Path, trusted: Collection[int]) -> None:
+def check(status: os.stat_result, path: Path | str, trusted: Collection[int]) -> None:
     """Raise :class:`UntrustedError`, naming ``path``, unless only ``trusted`` users could have written an open file."""
     if not hasattr(os, "geteuid"):  # pragma: no cover - not a POSIX system: the permissions of the user's profile apply
         return
     if status.st_uid not in trusted:
         raise UntrustedError(f"{path} belongs to another user (id {status.st_uid})")
-    if _others_can_write(status):
+    if others_can_write(status):
         mode, quoted = stat.S_IMODE(status.st_mode), shlex.quote(str(path))
         raise UntrustedError(f"{path} can be written by others (mode {mode:04o}): chmod go-w {quoted}")
 
 
-def _others_can_write(status: os.stat_result) -> bool:
+def others_can_write(status: os.stat_result) -> bool:
+    """Whether users other than the owner may write into an open file, or replace what is in an open folder."""
     if stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX:
         return False
     return bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))

@@ -13,8 +13,8 @@ from ..planner.codegen import source
 from ..planner.plan import KernelSpec
 from .bundle import MANIFEST, SCHEMA, Bundle
 from .cache import KernelCache
-from .fingerprint import entry_name, sha256
-from .store import Store
+from .fingerprint import entry_name, identity_digest, sha256
+from .store import FILES, Store, entry_files
 
 
 class BundleWriter:
@@ -24,7 +24,7 @@ class BundleWriter:
         if folder.is_dir() and any(meant(path.name) != MANIFEST for path in folder.iterdir()):
             Bundle(folder).manifest  # noqa: B018 - an error if the folder is something else
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        Store(folder, shipped=True).check_folder()  # an error now, not where the bundle is used
+        Bundle(folder).unlisted.check_folder()  # an error now, not where the bundle is used
         self.folder = folder
         self._cache = cache
         self._added: dict[str, dict[str, str]] = {}
@@ -33,10 +33,12 @@ class BundleWriter:
     def add(self, spec: KernelSpec, arch: str) -> bytes:
         """Add a kernel and return its binary. Thread-safe."""
         cubin, facts = self._cache.get(spec, arch), self._cache.facts(spec, arch)
-        name, checksum = entry_name(facts), sha256(cubin)
+        name, files = entry_name(facts), entry_files(facts, source(spec), cubin)
+        listed = {key: sha256(files[file]) for key, file in FILES.items()}
         # An entry with another binary is replaced, whatever its own checksum says.
-        Store(self.folder, shipped=True, listed={name: checksum}).add(facts, source(spec), lambda: cubin)
-        self._added[name] = {"symbol": spec.symbol, "arch": arch, "compiler": facts["compiler"], "cubin": checksum}
+        Store(self.folder, shipped=True, listed={name: listed}).add(facts, source(spec), lambda: cubin)
+        described = {"symbol": spec.symbol, "arch": arch, "compiler": facts["compiler"]}
+        self._added[name] = {**described, "identity": identity_digest(facts), **listed}
         return cubin
 
     def finish(self, made_for: Iterable[str]) -> Mapping[str, Any]:

@@ -3,8 +3,8 @@
 The folder (``POLYCONV_CACHE_DIR``) has one entry per kernel (:mod:`~polyconv.cuda.jit.store`). An entry's name covers
 everything that can change the binary (:mod:`~polyconv.cuda.jit.fingerprint`), so it is never stale. Processes that need
 one kernel wait for a lock, and all but the first find it stored. An entry that is damaged, or that other users could
-have written, is a miss with a warning. If this user may not read the entries or write the folder, or other users can
-write it, kernels are compiled in memory, with one warning for the folder.
+have written, is a miss with a warning. If this user may not read the entries or write the folder, kernels are compiled
+in memory, with one warning for the folder. In a folder that other users can write, this user has a folder to itself.
 
 A bundle (``POLYCONV_KERNELS``) takes precedence. With ``POLYCONV_JIT=off`` the compiler is neither run nor imported nor
 asked for its version, and a missing kernel is an error that says how to get it.
@@ -27,9 +27,9 @@ from ..compile_log import Compilations
 from ..errors import MissingKernelError
 from ..planner.codegen import source
 from ..planner.plan import KernelSpec
-from .bundle import Bundle
+from .bundle import Bundle, in_force
 from .compile import compile_kernel, compiler_id, flags, in_threads, search_path
-from .fingerprint import entry_name, identity
+from .fingerprint import Headers, entry_name, identity
 from .store import EntryError, ForbiddenError, Store
 
 Compiler = Callable[[KernelSpec, str], bytes]
@@ -38,7 +38,7 @@ Compiler = Callable[[KernelSpec, str], bytes]
 class KernelCache:
     """Cubins by kernel and architecture: from memory, the bundle, the disk, or else the compiler.
 
-    Safe for threads and processes. Headers are read at the first request for a kernel; later edits are not noticed.
+    Safe for threads and processes. Headers are read when a kernel first needs them; later edits are not noticed.
 
     Args:
         directory: the cache folder; default: that of the settings.
@@ -57,10 +57,11 @@ class KernelCache:
     ) -> None:
         self._directory = Path(directory) if directory is not None else settings.current().cache_dir
         self._include_dirs = tuple(include_dirs)
+        self._headers = Headers(search_path(self._include_dirs))
         self._compiler = compiler or self._nvrtc
         self._jit = jit
         self._memory: dict[tuple[KernelSpec, str], bytes] = {}
-        self._bundles: dict[Path, Bundle] = {}
+        self._bundles: dict[str | os.PathLike[str] | None, list[Bundle]] = {}
         self._busy: dict[tuple[int, KernelSpec, str], threading.Lock] = {}
         self.compilations = Compilations()
 
@@ -109,11 +110,11 @@ class KernelCache:
 
     def entry(self, spec: KernelSpec, arch: str) -> Path:
         """Folder of the kernel's entry, which need not exist."""
-        return self.directory / entry_name(self.facts(spec, arch))
+        return Store.of_cache(self.directory).path / entry_name(self.facts(spec, arch))
 
     def facts(self, spec: KernelSpec, arch: str) -> dict[str, Any]:
         """Everything that can change the kernel's binary on this machine: its fingerprint, the key of the cache."""
-        return _with_compiler(identity(spec, arch, search_path(self._include_dirs)))
+        return _with_compiler(identity(spec, arch, self._headers))
 
     def _nvrtc(self, spec: KernelSpec, arch: str) -> bytes:
         return compile_kernel(spec, arch, include_dirs=self._include_dirs)
@@ -138,36 +139,58 @@ class KernelCache:
         return cubin
 
     def _from_disk_or_compiler(self, spec: KernelSpec, arch: str) -> bytes | None:
-        kernel = identity(spec, arch, search_path(self._include_dirs))
+        kernel = identity(spec, arch, self._headers)
         jit = settings.current().jit if self._jit is None else self._jit
-        bundle = settings.current().kernels
-        cubin, refused = self._from_bundle(bundle, kernel) if bundle is not None else (None, "")
+        cubin, refused = self._from_bundles(kernel)
+        instead = "that of another bundle runs" if cubin is not None else "polyconv compiles the kernel"
         if cubin is None and not jit:
-            cubin = self._from_any_compiler(kernel)
+            cubin, instead = self._from_any_compiler(kernel), "the one in the cache runs"
             if cubin is None and refused:
-                raise MissingKernelError(f"{refused}. Make the bundle anew with polyconv warmup -o {bundle}")
+                raise MissingKernelError(f"{refused}. Make the bundle anew with polyconv warmup")
         if refused:
-            warn_once(f"{refused}; {'polyconv compiles the kernel' if jit else 'the one in the cache runs'} instead")
+            warn_once(f"{refused}; {instead} instead")
         return self._compiled(spec, kernel) if cubin is None and jit else cubin
 
-    def _from_bundle(self, folder: Path, kernel: Mapping[str, Any]) -> tuple[bytes | None, str]:
-        """Kernel from a bundle, None if it has none, and why it was refused, if so."""
-        try:
-            return self._bundles.setdefault(folder, Bundle(folder)).store.find(kernel), ""
-        except ForbiddenError:
-            return None, f"{folder} has kernels that this user may not read"  # one text for all of them
-        except (EntryError, OSError) as error:
-            return None, str(error)
+    def _in_force(self) -> list[Bundle]:
+        named = settings.current().kernels
+        found = self._bundles.get(named)
+        return found if found is not None else self._bundles.setdefault(named, in_force())
+
+    def _from_bundles(self, kernel: Mapping[str, Any]) -> tuple[bytes | None, str]:
+        """Kernel from the first bundle that has it, None if there is none, and why one refused it, if so."""
+        refused = ""
+        for bundle in self._in_force():
+            try:
+                cubin = bundle.store.find(kernel)
+            except ForbiddenError:
+                refused = f"{bundle.folder} has kernels that this user may not read"  # one text for all of them
+            except (EntryError, OSError) as error:
+                refused = str(error)
+            else:
+                if cubin is not None:
+                    return cubin, refused
+        return None, refused
 
     def _from_any_compiler(self, kernel: Mapping[str, Any]) -> bytes | None:
         """Kernel from the cache by its identity alone: the compiler's version is unknown."""
         try:
-            return Store(self._directory).find(kernel) if self._directory is not None else None
+            return self._store(self._directory).find(kernel) if self._directory is not None else None
         except (ForbiddenError, OSError) as error:
             self._warn_not_kept(error)
         except EntryError as error:
             warn_once(_compiled_again(error))
         return None
+
+    def _store(self, directory: Path) -> Store:
+        store = Store.of_cache(directory)
+        if store.passed_over:
+            warn_once(f"polyconv does not run the kernels in {directory} ({store.passed_over}); it uses {store.path}")
+        if mode := store.reclaim():
+            warn_once(
+                f"{store.path} could be written by others (mode {mode:04o}), so its kernels are compiled again. For a "
+                "Kubernetes volume with an fsGroup, set fsGroupChangePolicy: OnRootMismatch"
+            )
+        return store
 
     def _compiled(self, spec: KernelSpec, kernel: Mapping[str, Any]) -> bytes:
         """Kernel from the cache, compiled and stored if missing."""
@@ -175,7 +198,7 @@ class KernelCache:
         if self._directory is None:
             warn_once(f"{settings.NO_CACHE}. Until then every process compiles its kernels again")
             return compile_once()
-        store, facts = Store(self._directory), _with_compiler(kernel)
+        store, facts = self._store(self._directory), _with_compiler(kernel)
         refused: EntryError | None = None
         cubin: bytes | None = None
         try:
@@ -208,8 +231,9 @@ class KernelCache:
 
     def _advice(self, missing: Sequence[str], arch: str, wanted_for: str | None) -> str:
         """Error message: missing kernels, folders searched, and the command that builds them."""
-        folder = settings.current().kernels
-        looked = f"the cache {self._directory or ''}".rstrip() + (f" nor in the bundle {folder}" if folder else "")
+        bundles = [bundle.folder for bundle in self._in_force()]
+        folder = bundles[0] if bundles else None
+        looked = f"the cache {self._directory or ''}".rstrip() + "".join(f" nor in the bundle {one}" for one in bundles)
         command = (
             f"polyconv warmup --kernels {','.join(missing)} --arch {arch} -o {shlex.quote(str(folder or 'kernels'))}"
         )

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 _MACHINE_CUDA = 190
 _ABI_BLACKWELL = 8
@@ -69,8 +70,7 @@ class KernelInfo:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Section:
+class _Section(NamedTuple):
     name: str
     kind: int
     size: int
@@ -111,25 +111,22 @@ def _read(cubin: bytes) -> dict[str, KernelInfo]:
     by_name = {section.name: section for section in sections}
     reserved = _RESERVED_SHARED if ".nv.shared.reserved.0" in by_name else 0
 
-    kernels: dict[str, KernelInfo] = {}
+    kernels: dict[str, dict[str, Any]] = {}
     for section in sections:
         if not section.name.startswith(".nv.info."):
             continue
         name = section.name.removeprefix(".nv.info.")
         shared = by_name.get(f".nv.shared.{name}")
-        info = KernelInfo(name, arch, static_shared=shared.size - reserved if shared else 0)
-        kernels[name] = _with_own_attributes(info, section.data)
+        kernels[name] = {"static_shared": shared.size - reserved if shared else 0, **_own_attributes(section.data)}
 
-    symbols = _symbols(sections)
     for attribute, form, payload in _attributes(by_name[".nv.info"].data if ".nv.info" in by_name else b""):
         if form != _FORMAT_PAYLOAD or attribute not in (_REGCOUNT, _FRAME_SIZE):
             continue
         symbol, value = struct.unpack_from("<II", payload)
-        name = symbols[symbol]
+        name = _symbol(sections, symbol)
         if name in kernels:
-            found = {"registers": value} if attribute == _REGCOUNT else {"stack": value}
-            kernels[name] = replace(kernels[name], **found)
-    return kernels
+            kernels[name]["registers" if attribute == _REGCOUNT else "stack"] = value
+    return {name: KernelInfo(name, arch, **found) for name, found in kernels.items()}
 
 
 def _arch_number(cubin: bytes) -> int:
@@ -137,25 +134,20 @@ def _arch_number(cubin: bytes) -> int:
     return (flags >> 8) & 0xFF if cubin[8] >= _ABI_BLACKWELL else flags & 0xFF
 
 
-def _with_own_attributes(info: KernelInfo, data: bytes) -> KernelInfo:
-    """``info`` with the attributes of the kernel's own ``.nv.info.<name>`` section."""
+def _own_attributes(data: bytes) -> dict[str, Any]:
+    """Members of :class:`KernelInfo` that a kernel's own ``.nv.info.<name>`` section has."""
     parameters: dict[int, Parameter] = {}
-    params_bytes, max_threads = info.params_bytes, info.max_threads
+    found: dict[str, Any] = {}
     for attribute, form, payload in _attributes(data):
         if attribute == _CBANK_PARAM_SIZE and form == _FORMAT_HALF:
-            (params_bytes,) = struct.unpack("<H", payload)
+            (found["params_bytes"],) = struct.unpack("<H", payload)
         elif attribute == _MAX_THREADS:
             x, y, z = struct.unpack_from("<III", payload)
-            max_threads = x * y * z
+            found["max_threads"] = x * y * z
         elif attribute == _KPARAM_INFO:
             _, ordinal, offset, packed = struct.unpack_from("<IHHI", payload)
             parameters[ordinal] = Parameter(offset, packed >> 18)
-    return replace(
-        info,
-        params_bytes=params_bytes,
-        parameters=tuple(parameters[ordinal] for ordinal in sorted(parameters)),
-        max_threads=max_threads,
-    )
+    return {**found, "parameters": tuple(parameters[ordinal] for ordinal in sorted(parameters))}
 
 
 def _attributes(data: bytes) -> Iterator[tuple[int, int, bytes]]:
@@ -179,13 +171,13 @@ def _sections(cubin: bytes) -> list[_Section]:
     return sections
 
 
-def _symbols(sections: list[_Section]) -> list[str]:
-    """Symbol names by index: ``.nv.info`` refers to kernels by symbol index."""
+def _symbol(sections: list[_Section], index: int) -> str:
+    """Name of a symbol: ``.nv.info`` refers to kernels by symbol index."""
     table = next((section for section in sections if section.kind == _SHT_SYMTAB), None)
     if table is None:
-        return []
-    names = sections[table.link].data
-    return [_string(names, name) for name, *_ in _SYMBOL.iter_unpack(table.data)]
+        raise CubinError("the cubin has no table of symbols")
+    (name, *_) = _SYMBOL.unpack_from(table.data, index * _SYMBOL.size)
+    return _string(sections[table.link].data, name)
 
 
 def _string(table: bytes, at: int) -> str:

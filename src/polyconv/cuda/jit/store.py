@@ -12,6 +12,10 @@ Entries appear atomically, by a rename. Writing or removing one requires a lock:
 Write access to an entry is code execution in this process. So a binary is read through descriptors, from the folder
 down, without following links, and folder, entry and files must be writable by trusted users only
 (:mod:`~polyconv.util.file_trust`). Reading a description alone, for a list, has no such restriction.
+
+Two kinds of folders need no such permissions. A cache in a directory that others can write, as Kubernetes' volumes are,
+is a folder of this user's in it (:meth:`Store.of_cache`). And a bundle whose manifest has a known digest is known in
+content: every file is checked as it is read, whatever its owner and whatever links lead to it.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -30,10 +34,14 @@ from ...util import checked_json, file_trust
 from ...util.atomic_files import Folder, is_writable, meant, unused
 from ...util.checked_json import DocumentError
 from ...util.file_trust import UntrustedError
-from .fingerprint import entry_name, entry_prefix, sha256
+from .fingerprint import entry_name, entry_prefix, identity_digest, sha256
 
 LARGEST_META, LARGEST_CODE = 2**20, 2**26
 """Limits on the size of files [bytes], far above those that polyconv writes."""
+FILES = {"cubin": "kernel.cubin", "meta": "meta.json", "source": "kernel.cu"}
+"""Member of a manifest -> the file whose SHA-256 it is."""
+
+_ENTRY = re.compile(r".+-sm_\w+-[0-9a-f]{16}")
 
 
 class EntryError(Exception):
@@ -51,8 +59,44 @@ class Store:
     path: Path
     shipped: bool = False
     """Whether it is a bundle: its owner is trusted besides this process's user and root, and all users may read it."""
-    listed: Mapping[str, str] | None = None
-    """Checksums of the binaries that may run, by entry; None: any that matches its own description."""
+    listed: Mapping[str, Mapping[str, str]] | None = None
+    """Manifest's checksums of the entries that may run; None: any entry that matches its own description."""
+    entries: Mapping[str, str] = field(default_factory=dict)
+    """Entries by the digest of their identity, as far as the manifest has it."""
+    pinned: bool = False
+    """Whether the manifest has a known digest: contents are checked, so that links and permissions do not matter."""
+    own: bool = False
+    """Whether it is a folder of this user's in a directory that others can write, so that it must not be a link."""
+    passed_over: str = ""
+    """Why the kernels in the directory around a folder of this user's do not run; empty if it has none."""
+
+    @classmethod
+    def of_cache(cls, directory: Path) -> Store:
+        """Cache in a directory: the directory itself or, where others can write it, ``polyconv-<user id>`` in it."""
+        with contextlib.suppress(OSError), Folder(directory) as folder:
+            try:
+                folder.check(file_trust.owners())
+            except UntrustedError as error:
+                reason = str(error) if any(map(_ENTRY.fullmatch, folder.names())) else ""
+                return cls(directory / f"polyconv-{os.geteuid()}", own=True, passed_over=reason)
+        return cls(directory)
+
+    def reclaim(self) -> int:
+        """Make a folder of this user's private again, without the kernels that others could have written.
+
+        Kubernetes gives every file of a volume to its ``fsGroup``, at every mount. Returns the permissions that the
+        folder had; 0 if it was private.
+        """
+        if self.own:
+            with contextlib.suppress(OSError), self._open() as folder:
+                return folder.close_to_others()
+        return 0
+
+    def _open(self) -> Folder:
+        if not self.own:
+            return Folder(self.path, follows=self.pinned)
+        with Folder(self.path.parent) as directory:
+            return directory.inner(self.path.name)
 
     # ---- reading
 
@@ -63,8 +107,11 @@ class Store:
         """
         refused: EntryError | None = None
         wanted = entry_name(kernel) if "compiler" in kernel else entry_prefix(kernel)
-        with contextlib.suppress(FileNotFoundError), Folder(self.path) as folder:
+        with contextlib.suppress(FileNotFoundError), self._open() as folder:
             trusted = self._trusted(folder)
+            entry = self.entries.get(identity_digest(kernel)) if self.entries else None
+            if entry is not None and (cubin := self._read_listed(folder, entry, trusted)) is not None:
+                return cubin
             for name in sorted(name for name in folder.names() if name.startswith(wanted)):
                 try:
                     cubin = self._read(folder, name, trusted, kernel)
@@ -79,7 +126,7 @@ class Store:
     def check(self, each: Callable[[str], None] = lambda name: None) -> dict[str, str]:
         """Read every file. Returns the reasons for refusal by entry; ``each`` is called for every entry read."""
         problems: dict[str, str] = {}
-        with contextlib.suppress(FileNotFoundError), Folder(self.path) as folder:
+        with contextlib.suppress(FileNotFoundError), self._open() as folder:
             trusted = self._trusted(folder)
             for name in sorted({*(path.name for path in self.folders()), *(self.listed or ())}):
                 try:
@@ -92,32 +139,42 @@ class Store:
 
     def read(self, name: str, most: int) -> bytes:
         """Contents of another file in the folder that only trusted users could have written."""
-        with Folder(self.path) as folder:
+        with self._open() as folder:
             return folder.read(name, most, self._trusted(folder))
 
     def check_folder(self) -> None:
         """Raise :class:`~polyconv.util.file_trust.UntrustedError` if no entry may run. Reading one checks it again."""
-        with contextlib.suppress(FileNotFoundError), Folder(self.path) as folder:
+        with contextlib.suppress(FileNotFoundError), self._open() as folder:
             self._trusted(folder)
 
-    def _trusted(self, folder: Folder) -> Collection[int]:
-        """Users whose files in the folder are trusted. Raises if other users can write to the folder."""
+    def _trusted(self, folder: Folder) -> Collection[int] | None:
+        """Users whose files in the folder are trusted; None: anyone's. Raises if others can write to the folder."""
+        if self.pinned:
+            return None
         trusted = file_trust.owners(folder.owner) if self.shipped else file_trust.owners()
         folder.check(trusted)
         return trusted
 
     def _read(
-        self, folder: Folder, name: str, trusted: Collection[int], kernel: Mapping[str, Any], *, whole: bool = False
+        self,
+        folder: Folder,
+        name: str,
+        trusted: Collection[int] | None,
+        kernel: Mapping[str, Any],
+        *,
+        whole: bool = False,
     ) -> bytes | None:
         """Binary of an entry; None if the entry is absent or another kernel's. ``whole``: check ``kernel.cu``, too."""
+        listed = (self.listed or {}).get(name, {})
         with _refusals():
             try:
                 opened = folder.inner(name)
             except FileNotFoundError:
                 return None
             with opened as entry:
-                entry.check(trusted)
-                meta = _described(entry, trusted)
+                if trusted is not None:
+                    entry.check(trusted)
+                meta = _described(entry, trusted, listed.get("meta"))
                 facts = {key: value for key, value in meta.items() if key != "cubin"}
                 if entry_name(facts) != name:
                     raise EntryError("meta.json does not belong to this entry: its hash is not the folder's name")
@@ -125,20 +182,34 @@ class Store:
                     return None
                 if self.listed is not None and name not in self.listed:
                     raise EntryError("manifest.json does not name it")
-                if self.listed is not None and self.listed[name] != meta["cubin"]:
+                if self.pinned and "meta" not in listed:
+                    raise EntryError("a digest needs a manifest with checksums of all files: make the bundle anew")
+                if any(listed.get(file, meta.get(file)) != meta.get(file) for file in ("cubin", "source")):
                     raise EntryError("its checksum is not the one in manifest.json")
                 cubin = _checked(entry, "kernel.cubin", meta["cubin"], trusted)
                 if whole:
                     _checked(entry, "kernel.cu", meta.get("source"))
                 return cubin
 
+    def _read_listed(self, folder: Folder, name: str, trusted: Collection[int] | None) -> bytes | None:
+        """Binary of an entry that is as the manifest says, unparsed; None if it is not, and :meth:`_read` says why."""
+        listed = (self.listed or {})[name]
+        with contextlib.suppress(EntryError), _refusals(), folder.inner(name) as entry:
+            if trusted is not None:
+                entry.check(trusted)
+            cubin = entry.read("kernel.cubin", LARGEST_CODE, trusted)
+            meta = entry.read("meta.json", LARGEST_META, trusted)
+            if (sha256(cubin), sha256(meta)) == (listed["cubin"], listed["meta"]):
+                return cubin
+        return None
+
     # ---- lists
 
     def folders(self) -> list[Path]:
-        """All folders that should be entries: no locks, no remains of killed processes. Links are not followed."""
+        """All folders, and links, that should be entries: no locks, no remains of killed processes."""
         try:
             with os.scandir(self.path) as listed:
-                found = sorted(item.name for item in listed if item.is_dir(follow_symlinks=False) or item.is_symlink())
+                found = sorted(item.name for item in listed if _is_folder(item, follows=self.pinned))
         except OSError:
             return []
         return [self.path / name for name in found if name != "locks" and not name.startswith(".")]
@@ -148,7 +219,7 @@ class Store:
         rows: list[dict[str, Any]] = []
         for path in self.folders():
             with contextlib.suppress(EntryError, FileNotFoundError):
-                with _refusals(), Folder(self.path) as folder, folder.inner(path.name) as entry:
+                with _refusals(), self._open() as folder, folder.inner(path.name) as entry:
                     meta = _described(entry)
                 written = datetime.fromtimestamp(path.lstat().st_mtime).astimezone()
                 rows.append(
@@ -172,18 +243,20 @@ class Store:
         """
         name = entry_name(facts)
         self.path.parent.mkdir(parents=True, exist_ok=True)  # with the usual permissions, as ~/.cache
-        self.path.mkdir(mode=0o755 if self.shipped else 0o700, exist_ok=True)
-        with Folder(self.path) as folder:
-            trusted = self._trusted(folder)
+        if self.own:
+            with contextlib.suppress(FileExistsError), Folder(self.path.parent) as directory:
+                directory.make(self.path.name)
+        else:
+            self.path.mkdir(mode=0o755 if self.shipped else 0o700, exist_ok=True)
+        with self._open() as folder:
+            trusted = self._trusted(folder) or ()
             with folder.locked() if self.shipped else locked(folder, name, trusted) as alone:
                 with contextlib.suppress(EntryError):
                     cubin = self.find(facts)
                     if cubin is not None:
                         return cubin
                 cubin = make()
-                meta = json.dumps({**facts, "cubin": sha256(cubin)}, indent=2) + "\n"
-                files = {"kernel.cu": source.encode(), "kernel.cubin": cubin, "meta.json": meta.encode()}
-                self._write(folder, name, files, alone=alone)
+                self._write(folder, name, entry_files(facts, source, cubin), alone=alone)
                 return cubin
 
     def _write(self, folder: Folder, name: str, files: Mapping[str, bytes], *, alone: bool) -> None:
@@ -213,10 +286,10 @@ class Store:
         Nothing else in the folder is deleted, and links are not followed. Returns the number of entries and of bytes.
         """
         removed, freed = 0, 0
-        with contextlib.suppress(FileNotFoundError), Folder(self.path) as folder:
+        with contextlib.suppress(FileNotFoundError), self._open() as folder:
             there = {path.name for path in self.folders()}
             for name in sorted({*there, *filter(None, map(meant, folder.names()))}):
-                if not re.fullmatch(r".+-sm_\w+-[0-9a-f]{16}", name):
+                if not _ENTRY.fullmatch(name):
                     continue
                 with (
                     locked(folder, name, file_trust.owners(folder.owner)) as alone,
@@ -231,10 +304,15 @@ class Store:
         return removed, freed
 
 
-def summary(directory: Path, *, shipped: bool = False) -> dict[str, Any]:
+def entry_files(facts: Mapping[str, Any], source: str, cubin: bytes) -> dict[str, bytes]:
+    """Files of an entry, by name."""
+    meta = json.dumps({**facts, "cubin": sha256(cubin)}, indent=2) + "\n"
+    return {"kernel.cu": source.encode(), "kernel.cubin": cubin, "meta.json": meta.encode()}
+
+
+def summary(store: Store) -> dict[str, Any]:
     """Statistics of a folder of kernels, and why none of them may run, if so."""
-    store = Store(directory, shipped)
-    refused = ""
+    directory, refused = store.path, ""
     try:
         store.check_folder()
     except UntrustedError as error:
@@ -251,6 +329,7 @@ def summary(directory: Path, *, shipped: bool = False) -> dict[str, Any]:
         "exists": directory.is_dir(),
         "writable": is_writable(directory),
         "refused": refused,
+        "passed_over": store.passed_over,
         "kernels": sum(one["kernels"] for one in archs.values()),
         "bytes": sum(one["bytes"] for one in archs.values()),
         "archs": archs,
@@ -287,9 +366,12 @@ def _refusals() -> Iterator[None]:
         raise kind(f"it cannot be read: {error}") from error
 
 
-def _described(entry: Folder, trusted: Collection[int] | None = None) -> Mapping[str, Any]:
+def _described(entry: Folder, trusted: Collection[int] | None = None, checksum: str | None = None) -> Mapping[str, Any]:
     """Contents of ``meta.json``, checked."""
-    meta = checked_json.parse(entry.read("meta.json", LARGEST_META, trusted), "meta.json")
+    data = entry.read("meta.json", LARGEST_META, trusted)
+    if checksum is not None and sha256(data) != checksum:
+        raise EntryError("the checksum of meta.json is not the one in manifest.json")
+    meta = checked_json.parse(data, "meta.json")
     for name in ("symbol", "arch", "cubin"):
         meta.member(name).text()
     for name in ("compiler", "source"):
@@ -311,6 +393,11 @@ def _size(path: Path) -> int:
         return 0
     inner = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
     return sum(os.lstat(file).st_size for file in inner)
+
+
+def _is_folder(item: os.DirEntry[str], *, follows: bool) -> bool:
+    """Whether an item is a folder, or a link that is refused as one."""
+    return item.is_dir(follow_symlinks=follows) or (item.is_symlink() and not follows)
 
 
 def _arch_number(arch: str) -> int:

@@ -20,12 +20,12 @@ from ...cpu import native
 from ...cuda import CudaError, driver, launch
 from ...cuda.device import describe
 from ...cuda.jit import store
-from ...cuda.jit.bundle import Bundle
+from ...cuda.jit.bundle import Bundle, in_force
 from ...cuda.jit.compile import check_arch, compiler_id, ptx_arch, supported_archs, why_unloadable
 from ...cuda.jit.store import EntryError
 from ...cuda.planner.device import CudaDevice
 from ...dispatch import override
-from ...util.cpuinfo import processor_name
+from ...util.cpuinfo import cpu_limit, processor_name
 from ...version import __version__
 from .check import Verdict
 
@@ -59,7 +59,7 @@ class Gpu:
 
 def findings() -> list[Finding]:
     found: list[Finding] = []
-    for check in (_versions, _cpu, _devices, _compiler, _cache, _bundle, _settings, _tuning, _what_runs):
+    for check in (_versions, _cpu, _devices, _compiler, _cache, _bundles, _settings, _tuning, _what_runs):
         try:
             found += check()
         except Exception as error:  # reported as a finding; the other checks still run
@@ -111,13 +111,18 @@ def _versions() -> Iterator[Finding]:
 
 
 def _cpu() -> Iterator[Finding]:
+    limit = cpu_limit()
     name = f"{processor_name()}, {torch.get_num_threads()} threads"
+    if limit.cores < (os.cpu_count() or 1):
+        name += f", {limit.cores:.3g} of {os.cpu_count()} cores by {limit.source}"
     absent = native.why_absent()
     if absent is None:
         yield Finding("CPU", Verdict.OK, f"{name}, native kernels for {native.instruction_set()}")
     else:
         advice = "PyTorch's convolution runs instead. Install a wheel, or build the kernels (see README, Install)"
         yield Finding("CPU", Verdict.WARNING, f"{name}: {absent}", advice)
+    if too_many := limit.too_many(torch.get_num_threads()):
+        yield Finding("threads", Verdict.WARNING, too_many)
 
 
 def _devices() -> Iterator[Finding]:
@@ -181,11 +186,15 @@ def _cache() -> Iterator[Finding]:
     if directory is None:
         yield Finding("cache", Verdict.WARNING, settings.NO_CACHE, "every process compiles its kernels again")
         return
-    summary = store.summary(directory)
-    text = f"{directory}, {summary['kernels']} kernels, {summary['bytes'] / 1e6:.1f} MB"
+    found = store.Store.of_cache(directory)
+    summary = store.summary(found)
+    text = f"{found.path}, {summary['kernels']} kernels, {summary['bytes'] / 1e6:.1f} MB"
     if summary["refused"]:
         advice = "every process compiles its kernels again until then, or until POLYCONV_CACHE_DIR is a folder of yours"
         yield Finding("cache", Verdict.WARNING, f"{text}, none of them run: {summary['refused']}", advice)
+    elif found.passed_over:
+        text = f"{text}; those in {directory} are not run: {found.passed_over}"
+        yield Finding("cache", Verdict.WARNING, text, "or move them: only this user may write the folder of a cache")
     elif summary["writable"]:
         yield Finding("cache", Verdict.OK, text)
     else:
@@ -193,23 +202,23 @@ def _cache() -> Iterator[Finding]:
         yield Finding("cache", Verdict.WARNING, f"{text}, not writable", advice)
 
 
-def _bundle() -> Iterator[Finding]:
-    folder = settings.current().kernels
-    if folder is None:
-        return
+def _bundles() -> Iterator[Finding]:
+    for bundle in in_force():
+        yield _bundle_finding(bundle)
+
+
+def _bundle_finding(bundle: Bundle) -> Finding:
     try:
-        damaged = Bundle(folder).check()
-        kernels = Bundle(folder).manifest["kernels"]
+        damaged = bundle.check()
+        kernels = bundle.manifest["kernels"]
     except EntryError as error:
-        yield Finding("bundle", Verdict.PROBLEM, str(error), "make one with polyconv warmup -o")
-        return
+        return Finding("bundle", Verdict.PROBLEM, str(error), "make one with polyconv warmup -o")
     archs = ", ".join(sorted({str(one["arch"]) for one in kernels.values()}))
-    text = f"{folder}, {len(kernels)} kernels for {archs or 'nothing'}"
+    text = f"{bundle.folder}, {len(kernels)} kernels for {archs or 'nothing'}, digest {bundle.digest}"
     if damaged:
         advice = f"{len(damaged)} of them are refused (polyconv cache verify): make it anew with polyconv warmup -o"
-        yield Finding("bundle", Verdict.PROBLEM, text, advice)
-    else:
-        yield Finding("bundle", Verdict.OK, text)
+        return Finding("bundle", Verdict.PROBLEM, text, advice)
+    return Finding("bundle", Verdict.OK, text)
 
 
 def _settings() -> Iterator[Finding]:
@@ -269,7 +278,7 @@ def _what_runs() -> Iterator[Finding]:
     if not usable_gpus():
         return
     current = settings.current()
-    source = f"from {current.kernels}" if current.kernels else ""
+    source = " and ".join(f"from {bundle.folder}" for bundle in in_force())
     if not current.jit:
         source = (source or "from the cache") + ", never compiled here (POLYCONV_JIT=off)"
     elif _compiler_works():

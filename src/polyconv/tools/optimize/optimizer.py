@@ -25,6 +25,7 @@ from ...runtime.frozen_weights import mark_frozen, unmark_frozen
 from ...selection import TRIALS
 from ...util import tf32
 from ...util.console import Progress, progress
+from ...util.cpuinfo import cpu_limit
 from ...util.sharded_params import is_dtensor, is_gathered
 from .budget import SECONDS, Budget
 from .comparison import why_different
@@ -141,6 +142,7 @@ def optimize(
         verdict=_verdict(before, after, kept, spread, different) if measurements else "there was nothing to compare",
         choices={} if kept is None else kept.choices,
         torch_computes_in=tf32.torchs_format(device),
+        too_many_threads=cpu_limit().too_many(torch.get_num_threads()) if device.type == "cpu" else "",
         _undo=undo,
     )
 

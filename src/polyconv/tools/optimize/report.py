@@ -68,6 +68,8 @@ class OptimizationReport(TableReport):
     """Problem key -> measured plan in force, as in a tuning file."""
     torch_computes_in: str
     """PyTorch's number format under the user's flags while it was timed: ``TF32`` on newer GPUs unless disabled."""
+    too_many_threads: str
+    """A sentence if PyTorch ran more threads than affinity, quota or cpuset allow, which distorts all times."""
     _undo: Callable[[], None] = field(repr=False, compare=False)
 
     @property
@@ -105,6 +107,8 @@ class OptimizationReport(TableReport):
         before, after = self.before.best * 1e3, self.after.best * 1e3
         if self.torch_computes_in != "float32":
             notes.append(in_words(self.torch_computes_in))
+        if self.too_many_threads:
+            notes.append(self.too_many_threads)
         spread = f"timed twice in turn, the model as it was differed by {self.spread:.1%} from itself"
         return [*notes, spread, f"the model: {before:.4g} ms before, {after:.4g} ms now: {self.verdict}"]
 
