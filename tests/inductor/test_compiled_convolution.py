@@ -8,12 +8,13 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from polyconv import activation
 from polyconv.activation import Activation
 from polyconv.cpu import native, planner
 from polyconv.cpu.plan import CpuCandidate
-from polyconv.inductor import choice
+from polyconv.inductor import chain, choice
 from polyconv.inductor import layer as layers
 from polyconv.inductor.epilogues import Epilogue
 from polyconv.inductor.layer import Layer
@@ -90,6 +91,58 @@ def test_every_kernel_agrees_with_float64(
         torch.testing.assert_close(
             made.double(), wanted, atol=1e-3, rtol=1e-4, msg=lambda text, one=one: f"{one}: {text}"
         )
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from([(1, 5, 24, 3), (2, 16, 40, 17), (1, 3, 260, 8)]),
+    st.tuples(st.integers(1, 23), st.integers(1, 20)),
+    st.sampled_from([3, 5, 7]),
+    pairs,
+    st.sampled_from([(1, 1), (3, 3), None]),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([Activation.NONE, Activation.SILU, Activation("hardtanh(-0.25, 0.5)")]),
+)
+def test_chains_agree_with_float64(
+    sizes: tuple[int, int, int, int],
+    image: tuple[int, int],
+    taps: int,
+    stride: tuple[int, int],
+    expansion: tuple[int, int] | None,
+    projects: bool,
+    residual: bool,
+    applied: Activation,
+) -> None:
+    batch, channels, wide, outputs = sizes
+    expand = [] if expansion is None else [(wide, channels, *expansion)]
+    project = [(outputs, wide, 1, 1)] if projects or not expand else []
+    shapes = [*expand, (wide, 1, taps, taps), *project]
+    x = y = channels_last((batch, channels if expand else wide, *image))
+    links, other = [], None
+    for number, shape in enumerate(shapes):
+        w, bias, last = torch.randn(shape), torch.randn(shape[0]) if number else None, number + 1 == len(shapes)
+        groups, act = wide if shape[1] == 1 else 1, Activation.NONE if last else applied
+        move = stride if groups > 1 else (1, 1)
+        geometry = {"padding": (shape[2] // 2, shape[3] // 2), "stride": move, "dilation": (1, 1)}
+        layer = a_layer(y, w, bias, last and residual, act, groups, **geometry)
+        y = F.conv2d(y.double(), w.double(), None if bias is None else bias.double(), groups=groups, **geometry)
+        other = channels_last(tuple(y.shape)) if last and residual else None
+        y = act(y if other is None else y + other)
+        link = chain.link_of(number, layer, layer.node, None)
+        assert link is not None
+        links.append(link)
+    call, before = chain.chain_call(links), native.operator("l2_bytes")(0)
+    try:
+        native.operator("l2_bytes")(1)  # the least that there is: wide chains run in several strips
+        made = layers.operator()(x, call.weights, call.bias, other, call.numbers, *call.ab)
+    finally:
+        native.operator("l2_bytes")(before)
+    assert made.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(made.double(), y, atol=1e-3, rtol=1e-4)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = layers.operator()(mode.from_tensor(x), call.weights, call.bias, other, call.numbers, *call.ab)
+    assert (fake.shape, fake.stride()) == (made.shape, made.stride())
 
 
 def test_opcheck() -> None:

@@ -1,16 +1,23 @@
-// polyconv_cpu::compiled_convolution: runs one layer of a compiled graph, epilogue included, on packed weights, and
-// allocates its output.
+// polyconv_cpu::compiled_convolution: runs one layer of a compiled graph, or a chain of layers, epilogues included, on
+// packed weights, and allocates its output.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include "bindings/denormals.h"
 #include "bindings/forward.h"
 #include "bindings/tensors.h"
+#include "common/caches.h"
+#include "common/integers.h"
+#include "common/memory.h"
+#include "depthwise/depthwise.h"
+#include "pointwise/pointwise.h"
 
 namespace polyconv {
 namespace {
@@ -58,17 +65,214 @@ std::optional<View> Given(const Handle* tensor) {
   return tensor == nullptr ? std::nullopt : std::optional<View>(*tensor);
 }
 
+// Layers of which each reads only what the one before it writes. A few rows of each are computed at a time, so that
+// tensors between the layers stay in L2 as the rows that the next layer still reads. Pointwise and depthwise layers of
+// channels_last tensors with a border of zeros, without dilation.
+class Chain {
+ public:
+  // `weights` and `bias`: those of all layers, one after another. The weights of each begin on a cache line.
+  Chain(const View& x, const float* weights, const float* bias, const Layer* layers, std::size_t count, double a,
+        double b)
+      : batch_(Extent(x, 0)), x_(x.const_data_ptr<float>()), x_batch_(x.stride(0)) {
+    int channels = Extent(x, 1), height = Extent(x, 2), width = Extent(x, 3);
+    std::ptrdiff_t row = x.stride(2), column = x.stride(3);
+    for (std::size_t i = 0; i < count; i++) {
+      const Layer& l = layers[i];
+      const auto at = [](int64_t number) { return Narrow(number, "a number of a layer"); };
+      Require(l.inputs * l.groups == channels && std::max(l.dilation_h, l.dilation_w) == 1 &&
+                  l.border == static_cast<int64_t>(Border::kZeros),
+              "a layer does not fit into a chain");
+      Link link{l.engine == kDepthwise};
+      Convolution& conv = link.conv;
+      conv.batch = 1, conv.in_channels = channels, conv.out_channels = at(l.outputs);
+      conv.in_height = height, conv.in_width = width;
+      conv.taps_h = at(l.taps_h), conv.taps_w = at(l.taps_w);
+      conv.top = at(l.top), conv.left = at(l.left);
+      conv.stride_h = at(l.stride_h), conv.stride_w = at(l.stride_w);
+      conv.dilation_h = conv.dilation_w = 1;
+      conv.out_height = at(Outputs(height, l.top, l.bottom, l.taps_h, l.stride_h, 1));
+      conv.out_width = at(Outputs(width, l.left, l.right, l.taps_w, l.stride_w, 1));
+      conv.x_channel = conv.y_channel = 1, conv.x_row = row, conv.x_column = column;
+      conv.y_column = conv.out_channels, conv.y_row = conv.y_column * conv.out_width;
+      conv.w = weights, conv.bias = bias;
+      conv.epilogue = {nullptr, static_cast<Activation>(l.activation), static_cast<float>(a), static_cast<float>(b)};
+      if (link.depthwise) {
+        Require(l.groups == channels && l.outputs == channels, "a layer does not fit into a chain");
+      } else {
+        Require(l.engine == static_cast<int64_t>(Lanes::kPointwise) && l.groups == 1 && IsPointwise(conv),
+                "a layer does not fit into a chain");
+      }
+      const std::size_t size = link.depthwise ? std::size_t{1} * conv.taps_h * conv.taps_w * channels
+                                              : FindPointwise(TheSet())->weights_size(conv);
+      weights += RoundUp(size, kLine);
+      bias += conv.out_channels;
+      channels = conv.out_channels, height = conv.out_height, width = conv.out_width;
+      row = conv.y_row, column = conv.y_column;
+      links_.push_back(link);
+    }
+    weights_end_ = weights, bias_end_ = bias;
+  }
+
+  // Where the weights and the biases end.
+  const float* weights_end() const { return weights_end_; }
+  const float* bias_end() const { return bias_end_; }
+
+  int height() const { return links_.back().conv.out_height; }
+  int width() const { return links_.back().conv.out_width; }
+
+  // `residual`: laid out as y, or null.
+  void Run(float* y, const float* residual) const {
+    const Runtime runtime = TheRuntime();
+    const int rows = height(), parts = std::clamp(runtime.threads / std::max(batch_, 1), 1, std::max(rows, 1));
+    const std::ptrdiff_t image = links_.back().conv.y_row * rows;
+    runtime.parallel_for(std::int64_t{1} * batch_ * parts, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; i++) {
+        const std::int64_t n = i / parts, part = i % parts;
+        RunPart(x_ + n * x_batch_, y + n * image, residual == nullptr ? nullptr : residual + n * image,
+                {static_cast<int>(rows * part / parts), static_cast<int>(rows * (part + 1) / parts)});
+      }
+    });
+  }
+
+ private:
+  static constexpr std::size_t kLine = 16;  // floats
+
+  struct Rows {
+    int first, last;
+    int count() const { return last - first; }
+  };
+
+  struct Link {
+    bool depthwise;
+    Convolution conv{};
+
+    // Input rows of output rows.
+    Rows Reads(Rows out) const {
+      const int first = out.first * conv.stride_h - conv.top;
+      return {std::clamp(first, 0, conv.in_height),
+              std::clamp((out.last - 1) * conv.stride_h - conv.top + conv.taps_h, 0, conv.in_height)};
+    }
+    std::size_t Floats(int rows) const { return static_cast<std::size_t>(conv.y_row) * rows; }
+
+    // `x` and `y`: the first of the input rows and of the output rows.
+    void Run(Rows out, const float* x, float* y, const float* residual) const {
+      const Rows in = Reads(out);
+      Convolution c = conv;
+      c.in_height = in.count(), c.out_height = out.count();
+      c.top = in.first - (out.first * conv.stride_h - conv.top);
+      c.x = x, c.y = y, c.epilogue.residual = residual;
+      static const Runtime here{
+          [](std::int64_t count, const std::function<void(std::int64_t, std::int64_t)>& body) { body(0, count); }, 1};
+      if (!depthwise) return FindPointwise(TheSet())->run(c, {}, conv.w, here);
+      DepthwiseCorrelation d{};
+      d.batch = 1, d.groups = c.out_channels, d.reads = d.writes = 1;
+      d.height = ForwardAxis(c.in_height, c.out_height, c.taps_h, c.stride_h, 1, c.top);
+      d.width = ForwardAxis(c.in_width, c.out_width, c.taps_w, c.stride_w, 1, c.left);
+      d.x_channel = d.y_channel = d.w_channel = d.bias_step = 1;
+      d.x_row = c.x_row, d.x_column = c.x_column, d.y_row = c.y_row, d.y_column = c.y_column;
+      d.w_column = c.out_channels, d.w_row = d.w_column * c.taps_w;
+      d.x = x, d.w = c.w, d.bias = c.bias, d.y = y, d.epilogue = c.epilogue;
+      RunDepthwise(TheSet(), d, here);
+    }
+  };
+
+  // Rows of every layer that a strip of the last one's needs.
+  std::vector<Rows> Needed(Rows strip) const {
+    std::vector<Rows> rows(links_.size());
+    for (std::size_t i = links_.size(); i-- > 0; strip = links_[i].Reads(strip)) rows[i] = strip;
+    return rows;
+  }
+
+  // Offsets of the layers' rows in scratch memory, for strips of `rows`. Returns the size too.
+  std::vector<std::size_t> Place(int rows) const {
+    Carver carver;
+    std::vector<std::size_t> offsets;
+    for (std::size_t i = links_.size(); i-- > 1;) {
+      const Convolution& reader = links_[i].conv;
+      rows = std::min((rows - 1) * reader.stride_h + reader.taps_h, reader.in_height);
+      offsets.insert(offsets.begin(), carver.Take(links_[i - 1].Floats(rows)));
+    }
+    offsets.push_back(carver.size());
+    return offsets;
+  }
+
+  // Some rows of one image.
+  void RunPart(const float* x, float* y, const float* residual, Rows part) const {
+    if (part.count() == 0) return;
+    std::vector<std::size_t> offsets;
+    int strips = 0, size = 0;
+    do {
+      size = CeilDiv(part.count(), ++strips);
+      offsets = Place(size);
+    } while (offsets.back() * sizeof(float) > L2Bytes() / 2 && size > 1);
+    static thread_local Scratch scratch;
+    float* memory = scratch.Get(offsets.back());
+    std::vector<Rows> kept(links_.size(), Rows{0, 0});
+    for (int first = part.first; first < part.last; first += size) {
+      const std::vector<Rows> needed = Needed({first, std::min(first + size, part.last)});
+      for (std::size_t i = 0; i < links_.size(); i++) {
+        const Link& link = links_[i];
+        const bool last = i + 1 == links_.size();
+        Rows compute = needed[i];
+        float* to = y + link.Floats(compute.first);
+        if (!last) {
+          to = memory + offsets[i];
+          if (kept[i].last > compute.first) {
+            const std::size_t gone = link.Floats(compute.first - kept[i].first);
+            const std::size_t stay = link.Floats(kept[i].last - compute.first);
+            if (gone > 0) std::memmove(to, to + gone, stay * sizeof(float));
+            compute.first = kept[i].last, to += stay;
+          }
+          kept[i] = needed[i];
+        }
+        if (compute.count() <= 0) continue;
+        const int from = link.Reads(compute).first;
+        link.Run(compute, i == 0 ? x + from * link.conv.x_row
+                                 : memory + offsets[i - 1] + links_[i - 1].Floats(from - kept[i - 1].first),
+                 to, last && residual != nullptr ? residual + link.Floats(compute.first) : nullptr);
+      }
+    }
+  }
+
+  const int batch_;
+  const float* x_;
+  const std::ptrdiff_t x_batch_;
+  std::vector<Link> links_;
+  const float *weights_end_, *bias_end_;
+};
+
+OwnedTensor RunChain(const View& x, const View& weights, const View& bias, const std::optional<View>& residual,
+                     const Layer* layers, std::size_t count, double a, double b) {
+  const FloatControl flush;
+  const Chain chain(x, weights.const_data_ptr<float>(), bias.const_data_ptr<float>(), layers, count, a, b);
+  Require(chain.weights_end() == weights.const_data_ptr<float>() + weights.numel() &&
+              chain.bias_end() == bias.const_data_ptr<float>() + bias.numel(),
+          "the weights do not fit the chain");
+  OwnedTensor made = EmptyChannelsLast(x.size(0), layers[count - 1].outputs, chain.height(), chain.width());
+  const View y(made.get());
+  const auto epilogue = ReadEpilogue<float>(residual, layers[count - 1].activation, a, b, y);
+  AdviseHugePages(y.mutable_data_ptr<float>(), static_cast<std::size_t>(y.numel()) * sizeof(float));
+  if (y.numel() > 0) chain.Run(y.mutable_data_ptr<float>(), epilogue.residual);
+  return made;
+}
+
 // The operator as a C shim of Inductor's (polyconv/inductor/layer.py), but that it throws. `weights` has the layout of
 // transform_weights; for depthwise layers it is the weight with channels innermost.
 void CompiledConvolution(Handle x_handle, Handle weights_handle, const Handle* bias, const Handle* residual,
                          const int64_t* numbers, int64_t count, double a, double b, Handle* result) {
-  Require(count == kNumbers, "a layer of a compiled graph has 18 numbers");
-  Layer l;
-  std::memcpy(&l, numbers, sizeof l);
+  Require(count > 0 && count % kNumbers == 0, "a layer of a compiled graph has 18 numbers");
+  std::vector<Layer> layers(count / kNumbers);
+  std::memcpy(layers.data(), numbers, count * sizeof(int64_t));
+  const Layer& l = layers[0];
   const View x(x_handle), weights(weights_handle);
   Require(l.instruction_set == static_cast<int64_t>(TheSet()),
           "the weights of a compiled layer are packed for another instruction set than the one in use; compile again");
   Require(x.dim() == 4 && x.size(1) == l.inputs * l.groups, "the input does not fit the layer");
+  if (layers.size() > 1) {
+    Require(bias != nullptr && x.stride(1) == 1, "a chain has biases, and its input is in channels_last");
+    *result = RunChain(x, weights, View(*bias), Given(residual), layers.data(), layers.size(), a, b).release();
+    return;
+  }
   const Geometry geometry =
       ReadGeometry(std::array{l.stride_h, l.stride_w, l.top, l.left, l.dilation_h, l.dilation_w, l.groups, l.border});
   const int64_t height = Outputs(x.size(2), l.top, l.bottom, l.taps_h, l.stride_h, l.dilation_h);

@@ -7,8 +7,9 @@ file keeps the outcomes, so the next compilation of the same layer on the same m
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -26,10 +27,13 @@ from ..runtime.bypass import bypassing
 from ..runtime.warn_once import warn_once
 from ..selection import Preference
 from ..tuning_key import Environment, problem_key
+from .chain import Link, chain_call
 from .layer import Layer, has_compiled_form
 
 ONEDNN = "oneDNN"
 """Name of Inductor's own convolution among the candidates."""
+CHAIN, SEPARATE = "in a chain", "separate layers"
+"""Names of the two ways to run a chain."""
 ROUNDS = 8
 """Trials of a candidate."""
 PER_ENGINE, MOST = 2, 4
@@ -104,10 +108,48 @@ class Chooser:
             self.outcomes.measured[key] = entry
         return Choice(entry.choice, able.get(entry.choice), dict(entry.seconds), source)
 
-    def _trials(self, layer: Layer, able: dict[str, CpuCandidate]) -> Entry:
+    def choose_chain(self, chain: Sequence[Link]) -> Choice:
+        """:data:`CHAIN` if one call for a chain of layers is faster than the calls that were chosen for each."""
+        if preferences.determinism_is_asked_for():
+            return Choice(SEPARATE, None, {}, "PyTorch is in deterministic mode, so nothing is timed")
+        key = "chain: " + " -> ".join(_key(link.layer) for link in chain)
+        entry, source = self.outcomes.find(key)
+        if entry is None:
+            entry, source = self._chain_trials(chain), "measured"
+            self.outcomes.measured[key] = entry
+        return Choice(entry.choice, None, dict(entry.seconds), source)
+
+    def _chain_trials(self, chain: Sequence[Link]) -> Entry:
+        x, calls = _random(chain[0].layer.problem.x_shape), [_call(link.layer, link.runs) for link in chain]
+        residual, whole = _residual(chain[-1].layer), chain_call(chain)
+
+        def separate() -> Tensor:
+            y = x
+            for call in calls:
+                y = call(y)
+            return y
+
+        def together() -> Any:
+            return _operator()(x, whole.weights, whole.bias, residual, whole.numbers, *whole.ab)
+
+        best = self._session({SEPARATE: separate, CHAIN: together}, SEPARATE, x).best
+        return Entry(CHAIN if MIN_SPEEDUP * best[CHAIN] < best[SEPARATE] else SEPARATE, best, best[SEPARATE])
+
+    def _session(self, calls: Mapping[str, Callable[[], Any]], stays: str, x: Tensor) -> Elimination:
+        """Trials with cold weights; the input is in the cache as far as it fits, as the layer before has written it."""
         flush = torch.zeros(max(1, min(self.weight_bytes, CACHE_BYTES) // 4))
+
+        def before() -> None:
+            flush.add_(1.0)
+            x.add_(0.0)
+
         with torch.inference_mode():
-            session = run_trials(_calls(layer, able), ROUNDS, ONEDNN, before=lambda: flush.add_(1.0))
+            return run_trials(calls, ROUNDS, stays, before)
+
+    def _trials(self, layer: Layer, able: dict[str, CpuCandidate]) -> Entry:
+        x = _random(layer.problem.x_shape)
+        calls = {ONEDNN: _call(layer, None), **{name: _call(layer, one) for name, one in able.items()}}
+        session = self._session({name: partial(call, x) for name, call in calls.items()}, ONEDNN, x)
         best = session.best
         winner = session.winner(ONEDNN, ONEDNN, 0.0) or ONEDNN
         if winner != ONEDNN:
@@ -164,28 +206,28 @@ def _keeps(layer: Layer, one: CpuCandidate) -> bool:
     return plan.for_weights(layer.w) is plan
 
 
-def _calls(layer: Layer, able: dict[str, CpuCandidate]) -> dict[str, Callable[[], Any]]:
-    """The layer on random data, by each candidate and by Inductor's own call."""
-    problem, epilogue = layer.problem, layer.epilogue
-    x = _random(problem.x_shape)
-    residual = _random(problem.y_shape) if epilogue.residual is not None else None
-    operator = torch.ops.polyconv_cpu.compiled_convolution.default
+def _call(layer: Layer, one: CpuCandidate | None) -> Callable[[Tensor], Any]:
+    """The layer by a candidate, or by Inductor's own call. A residual is random."""
+    residual = _residual(layer)
+    if one is None:
+        return _onednn(layer, residual)
+    weights, bias, numbers, ab = (
+        layer.weights_for(one),
+        layer.bias_value,
+        layer.numbers(one),
+        layer.epilogue.activation.ab,
+    )
+    return lambda x: _operator()(x, weights, bias, residual, numbers, *ab)
 
-    def ours(one: CpuCandidate) -> Callable[[], Any]:
-        weights, numbers = layer.weights_for(one), layer.numbers(one)
-        return lambda: operator(x, weights, layer.bias_value, residual, numbers, *epilogue.activation.ab)
 
-    return {ONEDNN: _onednn(layer, x, residual), **{name: ours(one) for name, one in able.items()}}
-
-
-def _onednn(layer: Layer, x: Tensor, residual: Tensor | None) -> Callable[[], Any]:
+def _onednn(layer: Layer, residual: Tensor | None) -> Callable[[Tensor], Any]:
     """Inductor's call: oneDNN's packed convolution with the epilogue as far as Inductor fuses it."""
     activation, w, bias = layer.epilogue.activation, layer.packed, layer.bias_value
     then = activation.in_place
     if not w.is_mkldnn:
         plain = torch.ops.aten.convolution.default
         moves: tuple[Any, ...] = (layer.stride, layer.padding, layer.dilation, False, (0, 0), layer.groups)
-        return lambda: then(bypassing(plain, x, w, bias, *moves).add_(0.0 if residual is None else residual))
+        return lambda x: then(bypassing(plain, x, w, bias, *moves).add_(0.0 if residual is None else residual))
     operators, moves = (
         torch.ops.mkldnn._convolution_pointwise,
         (layer.padding, layer.stride, layer.dilation, layer.groups),
@@ -193,11 +235,19 @@ def _onednn(layer: Layer, x: Tensor, residual: Tensor | None) -> Callable[[], An
     if residual is None:
         name = "swish" if activation is Activation.SILU else activation.function
         algorithm = "none" if activation == "gelu" else ""
-        return lambda: operators.default(x, w, bias, *moves, name, activation.parameters, algorithm)
+        return lambda x: operators.default(x, w, bias, *moves, name, activation.parameters, algorithm)
     if activation.is_saved_by_output:
         last = "relu" if activation is Activation.RELU else None
-        return lambda: operators.binary(x, residual, w, bias, *moves, "add", 1.0, last, [], "")
-    return lambda: then(operators.binary(x, residual, w, bias, *moves, "add", 1.0, None, [], ""))
+        return lambda x: operators.binary(x, residual, w, bias, *moves, "add", 1.0, last, [], "")
+    return lambda x: then(operators.binary(x, residual, w, bias, *moves, "add", 1.0, None, [], ""))
+
+
+def _operator() -> Any:
+    return torch.ops.polyconv_cpu.compiled_convolution.default
+
+
+def _residual(layer: Layer) -> Tensor | None:
+    return None if layer.epilogue.residual is None else _random(layer.problem.y_shape)
 
 
 def _random(shape: tuple[int, ...]) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any
 
@@ -13,7 +13,8 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..activation import Activation
-from .choice import ONEDNN, Choice, Chooser, Outcomes
+from .chain import Link, chain_call, chains, link_of
+from .choice import CHAIN, ONEDNN, Choice, Chooser, Outcomes
 from .layer import C_SHIM, Layer, layer_of, operator
 from .private import frozen_options
 
@@ -36,7 +37,8 @@ class CompiledLayer:
 
 @dataclass(slots=True)
 class LayerPass:
-    """Replaces convolutions and their epilogues by ``polyconv_cpu::compiled_convolution`` where that is faster."""
+    """Replaces convolutions and their epilogues by ``polyconv_cpu::compiled_convolution`` where that is faster, and
+    then chains of them by one call."""
 
     outcomes: Outcomes
     layers: list[CompiledLayer] = field(default_factory=list)
@@ -52,19 +54,58 @@ class LayerPass:
         with _disable_current_modes(), torch.no_grad():
             operator()
             chooser = Chooser(self.outcomes, sum(4 * value.numel() for value in _constants(gm, graph)))
+            links: list[Link] = []
             for node in list(graph.nodes):
                 layer = layer_of(gm, node)  # after earlier layers were replaced: one may be the residual of this one
                 if layer is None:
                     continue
                 choice = chooser.choose(layer, at_the_end=_reaches_an_output(layer.epilogue.last))
                 self.layers.append(CompiledLayer(_in_words(layer), choice))
+                out = layer.epilogue.last
                 if choice.candidate is not None:
-                    _replace(gm, graph, layer, choice, len(self.layers))
+                    out = _replace(gm, graph, layer, choice, len(self.layers))
+                if (link := link_of(len(self.layers) - 1, layer, out, choice.candidate)) is not None:
+                    links.append(link)
+            self._chain(gm, graph, chooser, links)
         self.outcomes.save()
         graph.eliminate_dead_code()
 
+    def _chain(self, gm: GraphModule, graph: Graph, chooser: Chooser, links: Sequence[Link]) -> None:
+        """Replaces chains of layers by one call where that is faster."""
+        replaced: dict[Node, Node] = {}
+        for chain in chains(links):
+            choice = chooser.choose_chain(chain)
+            if choice.name != CHAIN:
+                continue
+            first, last = chain[0], chain[-1]
+            x, residual = first.layer.x, last.layer.epilogue.residual
+            residual = None if residual is None else replaced.get(residual, residual)
+            replaced[last.out] = _insert_chain(gm, graph, chain, replaced.get(x, x), residual)
+            for link in chain:
+                name = f"{link.linked.name}, {CHAIN} of {len(chain)} layers"
+                self.layers[link.number] = replace(self.layers[link.number], choice=replace(choice, name=name))
 
-def _replace(gm: GraphModule, graph: Graph, layer: Layer, choice: Choice, number: int) -> None:
+
+def _insert_chain(gm: GraphModule, graph: Graph, chain: Sequence[Link], x: Node, residual: Node | None) -> Node:
+    call, out = chain_call(chain), chain[-1].out
+    constants = [link.layer.node.args[1] if link.runs is None else link.out.args[1] for link in chain]
+    with graph.inserting_before(out):
+        made = [
+            _constant(gm, graph, f"_polyconv_chain_{name}_{chain[0].number}", value)
+            for name, value in (("weights", call.weights), ("bias", call.bias))
+        ]
+        node = graph.call_function(operator(), (x, *made, residual, call.numbers, *call.ab))
+    node.meta.update(out.meta)
+    with x.meta["val"].fake_mode:
+        node.meta["val"] = out.meta["val"].to(memory_format=torch.channels_last)
+    out.replace_all_uses_with(node)
+    graph.eliminate_dead_code()
+    for constant in constants:
+        _drop(gm, constant)
+    return node
+
+
+def _replace(gm: GraphModule, graph: Graph, layer: Layer, choice: Choice, number: int) -> Node:
     assert choice.candidate is not None
     weights, epilogue = layer.weights_for(choice.candidate), layer.epilogue
     fake_mode = layer.x.meta["val"].fake_mode
@@ -77,9 +118,15 @@ def _replace(gm: GraphModule, graph: Graph, layer: Layer, choice: Choice, number
         call.meta["val"] = epilogue.last.meta["val"].to(memory_format=torch.channels_last)
     epilogue.last.replace_all_uses_with(call)
     graph.eliminate_dead_code()
-    packed = layer.node.args[1]
-    if isinstance(packed, Node) and not packed.users and isinstance(packed.target, str) and hasattr(gm, packed.target):
-        delattr(gm, packed.target)  # packed for oneDNN, and used no more
+    _drop(gm, layer.node.args[1])  # packed for oneDNN
+    return call
+
+
+def _drop(gm: GraphModule, constant: Any) -> None:
+    """Deletes a constant that is used no more."""
+    name = constant.target if isinstance(constant, Node) and not constant.users else None
+    if isinstance(name, str) and hasattr(gm, name):
+        delattr(gm, name)
 
 
 def _reaches_an_output(node: Node) -> bool:

@@ -19,6 +19,8 @@ from ..settings import INSTRUCTION_SETS
 from .epilogues import Epilogue, epilogue_of
 from .private import hint, needs_channels_last
 
+NUMBERS = 18
+"""Numbers of a layer in a call of ``compiled_convolution``; a chain of layers has those of each."""
 _DEPTHWISE = -1
 """Number of the depthwise engine in ``csrc/cpu/bindings/compiled.cc``."""
 
@@ -169,9 +171,11 @@ def _fake(
     activation_a: float = 0.0,
     activation_b: float = 0.0,
 ) -> Tensor:
-    outputs, _, taps_h, taps_w, sh, sw, top, bottom, left, right, dh, dw = layer[2:14]
-    height = (x.shape[2] + top + bottom - dh * (taps_h - 1) - 1) // sh + 1
-    width = (x.shape[3] + left + right - dw * (taps_w - 1) - 1) // sw + 1
+    height, width = x.shape[2:]
+    for start in range(0, len(layer), NUMBERS):
+        _, _, outputs, _, taps_h, taps_w, sh, sw, top, bottom, left, right, dh, dw = layer[start : start + 14]
+        height = (height + top + bottom - dh * (taps_h - 1) - 1) // sh + 1
+        width = (width + left + right - dw * (taps_w - 1) - 1) // sw + 1
     return torch.empty(
         (x.shape[0], outputs, height, width), dtype=x.dtype, device=x.device, memory_format=torch.channels_last
     )
