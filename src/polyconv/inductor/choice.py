@@ -27,6 +27,7 @@ from ..runtime.warn_once import warn_once
 from ..selection import Preference
 from ..tuning_key import Environment, problem_key
 from .layer import Layer, has_compiled_form
+from .private import hint
 
 ONEDNN = "oneDNN"
 """Name of Inductor's own convolution among the candidates."""
@@ -165,27 +166,39 @@ def _keeps(layer: Layer, one: CpuCandidate) -> bool:
 
 
 def _calls(layer: Layer, able: dict[str, CpuCandidate]) -> dict[str, Callable[[], Any]]:
-    """The layer on random data, by each candidate and by Inductor's own call."""
-    problem, epilogue = layer.problem, layer.epilogue
-    x = _random(problem.x_shape)
+    """The layer on random data, by each candidate and by Inductor's own call. All but a kernel that joins its inputs
+    first write what they read to memory, as Inductor would."""
+    problem, epilogue, prologue = layer.problem, layer.epilogue, layer.prologue
+    batch, _, *sizes = problem.x_shape
+    whole, parts, normalisation = _random(problem.x_shape), [], None
+    if prologue is not None:
+        parts = [_random((batch, hint(part.meta["val"].shape[1]), *sizes)) for part in prologue.parts]
+        normalisation = prologue.normalisation
+
+    def x() -> Tensor:
+        return torch.cat(parts, 1).relu_() if len(parts) > 1 else parts[0].relu() if parts else whole
+
     residual = _random(problem.y_shape) if epilogue.residual is not None else None
     operator = torch.ops.polyconv_cpu.compiled_convolution.default
 
     def ours(one: CpuCandidate) -> Callable[[], Any]:
         weights, numbers = layer.weights_for(one), layer.numbers(one)
-        return lambda: operator(x, weights, layer.bias_value, residual, numbers, *epilogue.activation.ab)
+        rest = (numbers, *epilogue.activation.ab)
+        if layer.joins(one):
+            return lambda: operator(parts, weights, layer.bias_value, residual, normalisation, *rest)
+        return lambda: operator([x()], weights, layer.bias_value, residual, None, *rest)
 
     return {ONEDNN: _onednn(layer, x, residual), **{name: ours(one) for name, one in able.items()}}
 
 
-def _onednn(layer: Layer, x: Tensor, residual: Tensor | None) -> Callable[[], Any]:
+def _onednn(layer: Layer, x: Callable[[], Tensor], residual: Tensor | None) -> Callable[[], Any]:
     """Inductor's call: oneDNN's packed convolution with the epilogue as far as Inductor fuses it."""
     activation, w, bias = layer.epilogue.activation, layer.packed, layer.bias_value
     then = activation.in_place
     if not w.is_mkldnn:
         plain = torch.ops.aten.convolution.default
         moves: tuple[Any, ...] = (layer.stride, layer.padding, layer.dilation, False, (0, 0), layer.groups)
-        return lambda: then(bypassing(plain, x, w, bias, *moves).add_(0.0 if residual is None else residual))
+        return lambda: then(bypassing(plain, x(), w, bias, *moves).add_(0.0 if residual is None else residual))
     operators, moves = (
         torch.ops.mkldnn._convolution_pointwise,
         (layer.padding, layer.stride, layer.dilation, layer.groups),
@@ -193,11 +206,11 @@ def _onednn(layer: Layer, x: Tensor, residual: Tensor | None) -> Callable[[], An
     if residual is None:
         name = "swish" if activation is Activation.SILU else activation.function
         algorithm = "none" if activation == "gelu" else ""
-        return lambda: operators.default(x, w, bias, *moves, name, activation.parameters, algorithm)
+        return lambda: operators.default(x(), w, bias, *moves, name, activation.parameters, algorithm)
     if activation.is_saved_by_output:
         last = "relu" if activation is Activation.RELU else None
-        return lambda: operators.binary(x, residual, w, bias, *moves, "add", 1.0, last, [], "")
-    return lambda: then(operators.binary(x, residual, w, bias, *moves, "add", 1.0, None, [], ""))
+        return lambda: operators.binary(x(), residual, w, bias, *moves, "add", 1.0, last, [], "")
+    return lambda: then(operators.binary(x(), residual, w, bias, *moves, "add", 1.0, None, [], ""))
 
 
 def _random(shape: tuple[int, ...]) -> Tensor:
@@ -210,6 +223,8 @@ def _key(layer: Layer) -> str:
     parts = [f"compiled {problem_key(layer.problem, kept_weights=True)}"]
     if not layer.packed.is_mkldnn:
         parts.append("against an unpacked weight")
+    if layer.prologue is not None:
+        parts.append(f"of {len(layer.prologue.parts)} normalised tensors")
     return ", ".join(parts)
 
 

@@ -67,10 +67,15 @@ class LayerPass:
 def _replace(gm: GraphModule, graph: Graph, layer: Layer, choice: Choice, number: int) -> None:
     assert choice.candidate is not None
     weights, epilogue = layer.weights_for(choice.candidate), layer.epilogue
+    prologue = layer.prologue if layer.joins(choice.candidate) else None
     fake_mode = layer.x.meta["val"].fake_mode
     with graph.inserting_before(epilogue.last):
         constant = _constant(gm, graph, f"_polyconv_weights_{number}", weights)
-        arguments = (layer.x, constant, layer.bias, epilogue.residual, layer.numbers(choice.candidate))
+        inputs: tuple[Any, ...] = ([layer.x], None)
+        if prologue is not None:
+            normalisation = _constant(gm, graph, f"_polyconv_normalisation_{number}", prologue.normalisation)
+            inputs = (prologue.parts, normalisation)
+        arguments = (inputs[0], constant, layer.bias, epilogue.residual, inputs[1], layer.numbers(choice.candidate))
         call = graph.call_function(operator(), (*arguments, *epilogue.activation.ab))
     call.meta.update(epilogue.last.meta)
     with fake_mode:
@@ -116,4 +121,5 @@ def _in_words(layer: Layer) -> str:
     epilogue = layer.epilogue
     fused = ["residual"] if epilogue.residual is not None else []
     fused += [epilogue.activation] if epilogue.activation is not Activation.NONE else []
-    return f"{layer.problem}" + (f" with {' and '.join(fused)}" if fused else "")
+    joined = "" if layer.prologue is None else f" of {len(layer.prologue.parts)} normalised tensors"
+    return f"{layer.problem}{joined}" + (f" with {' and '.join(fused)}" if fused else "")
