@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor.utils import run_and_get_code
 
 import polyconv
 from polyconv import settings
@@ -116,6 +117,38 @@ def test_a_value_that_is_read_twice_is_not_fused() -> None:
 
 
 @pytest.mark.usefixtures("_ours")
+class Dense(nn.Module):
+    """Layers that read all earlier ones: concatenation, batch normalisation and ReLU in front of a 1x1 convolution."""
+
+    def __init__(self, width: int = 16, growth: int = 8) -> None:
+        super().__init__()
+        counts = [width + i * growth for i in range(3)]
+        self.norms = nn.ModuleList(nn.BatchNorm2d(c) for c in counts)
+        self.layers = nn.ModuleList(nn.Conv2d(c, growth, 1) for c in counts)
+        for norm in self.norms:
+            norm.running_mean.normal_()
+            norm.running_var.uniform_(0.5, 1.5)
+            norm.bias.data.normal_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = [x]
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            seen.append(layer(norm(torch.cat(seen, 1)).relu()))
+        return torch.cat(seen, 1)
+
+
+@pytest.mark.parametrize("options", [QUICK, {}], ids=["Python", "C++"])
+@pytest.mark.usefixtures("_ours")
+def test_prologues_are_fused(options: dict[str, Any]) -> None:
+    model, x = Dense().eval(), torch.randn(2, 16, 9, 11)
+    compiled = torch.compile(model, backend=backend.polyconv, options=options)
+    with torch.no_grad(), backend.layers_that_run() as seen:
+        _, codes = run_and_get_code(compiled, x)
+    agree(compiled, model, x)
+    assert all(f"of {n} normalised tensors" in str(each) for n, each in zip((1, 2, 3), seen, strict=True))
+    assert not any("native_batch_norm" in code for code in codes)
+
+
 def test_generated_calls_and_changing_sizes() -> None:
     """With the C++ wrapper, which is the default."""
     model = Block(nn.ReLU()).eval()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,6 +20,7 @@ from polyconv.inductor import chain, choice
 from polyconv.inductor import layer as layers
 from polyconv.inductor.epilogues import Epilogue
 from polyconv.inductor.layer import Layer
+from polyconv.inductor.prologues import Prologue
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="needs the native CPU kernels")
 
@@ -48,6 +51,8 @@ def kernels(layer: Layer) -> list[CpuCandidate]:
 def channels_last(shape: tuple[int, ...]) -> Tensor:
     return torch.randn(shape[0], *shape[2:], shape[1]).permute(0, 3, 1, 2)
 
+
+UNIT = {"padding": (0, 0), "stride": (1, 1), "dilation": (1, 1)}
 
 pairs = st.tuples(st.integers(1, 2), st.integers(1, 2))
 
@@ -86,7 +91,7 @@ def test_every_kernel_agrees_with_float64(
     layer = a_layer(x, w, bias, residual, applied, groups, **geometry)
     wanted = applied(y if other is None else y + other)
     for one in kernels(layer):
-        made = layers.operator()(x, layer.weights_for(one), bias, other, layer.numbers(one), *applied.ab)
+        made = layers.operator()([x], layer.weights_for(one), bias, other, None, layer.numbers(one), *applied.ab)
         assert made.is_contiguous(memory_format=torch.channels_last)
         torch.testing.assert_close(
             made.double(), wanted, atol=1e-3, rtol=1e-4, msg=lambda text, one=one: f"{one}: {text}"
@@ -135,21 +140,67 @@ def test_chains_agree_with_float64(
     call, before = chain.chain_call(links), native.operator("l2_bytes")(0)
     try:
         native.operator("l2_bytes")(1)  # the least that there is: wide chains run in several strips
-        made = layers.operator()(x, call.weights, call.bias, other, call.numbers, *call.ab)
+        made = layers.operator()([x], call.weights, call.bias, other, None, call.numbers, *call.ab)
     finally:
         native.operator("l2_bytes")(before)
     assert made.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(made.double(), y, atol=1e-3, rtol=1e-4)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        fake = layers.operator()(mode.from_tensor(x), call.weights, call.bias, other, call.numbers, *call.ab)
+        fake = layers.operator()([mode.from_tensor(x)], call.weights, call.bias, other, None, call.numbers, *call.ab)
     assert (fake.shape, fake.stride()) == (made.shape, made.stride())
+
+
+def joined(layer: Layer, channels: list[int], scale: Tensor, shift: Tensor, clamped: bool) -> Layer:
+    graph = torch.fx.Graph()
+    parts = [graph.placeholder(f"x{i}") for i in range(len(channels))]
+    return replace(layer, prologue=Prologue(parts, scale, shift, clamped))
+
+
+@pytest.mark.parametrize("clamped", [False, True])
+@pytest.mark.parametrize("stride", [(1, 1), (2, 3)])
+@pytest.mark.parametrize("channels", [[3], [64, 32, 32], [5, 1, 17, 40], [600, 424]], ids=str)
+@pytest.mark.parametrize("size", [1.0, 1e-30])
+def test_joined_inputs(channels: list[int], stride: tuple[int, int], clamped: bool, size: float) -> None:
+    """Slices and tiny values are joined as well."""
+    count = sum(channels)
+    parts = [size * channels_last((2, 2 * c, 11, 13))[:, :c] for c in channels]
+    w, bias = torch.randn(40, count, 1, 1), size * torch.randn(40)
+    scale, shift = torch.randn(count).double(), size * torch.randn(count).double()
+    x = torch.cat(parts, 1).double() * scale[:, None, None] + shift[:, None, None]
+    y = F.conv2d(x.relu() if clamped else x, w.double(), bias.double(), stride).relu()
+    layer = a_layer(x, w, bias, False, Activation.RELU, 1, padding=(0, 0), stride=stride, dilation=(1, 1))
+    layer = joined(layer, channels, scale, shift, clamped)
+    (one,) = filter(layer.joins, kernels(layer))
+    assert layer.prologue is not None
+    normalisation = layer.prologue.normalisation
+    made = layers.operator()(parts, layer.weights_for(one), bias, None, normalisation, layer.numbers(one))
+    torch.testing.assert_close(made.double() / size, y / size, atol=1e-3, rtol=1e-4)
+
+
+def test_joined_inputs_that_do_not_fit_raise() -> None:
+    w, scale = torch.randn(8, 8, 1, 1), torch.ones(8).double()
+    x = [channels_last((1, 4, 9, 9)) for _ in range(3)]
+    layer = a_layer(torch.cat(x[:2], 1), w, None, False, Activation.NONE, 1, **UNIT)
+    layer = joined(layer, [4, 4], scale, scale, False)
+    (one,) = filter(layer.joins, kernels(layer))
+    run, rest = layers.operator(), layer.numbers(one)
+    weights, normalisation = layer.weights_for(one), torch.ones(2, 8)
+    for inputs, factors, said in (
+        (x, normalisation, "do not fit the layer"),
+        (x[:2], None, "joined normalised"),
+        (x[:2], normalisation[:1], "a factor and a summand"),
+        ([x[0], x[1][..., 1:]], normalisation, "differ in size"),
+        ([x[0], x[1].contiguous()], normalisation, "in channels_last"),
+    ):
+        with pytest.raises(RuntimeError, match=said):
+            run(inputs, weights, None, None, factors, rest)
 
 
 def test_opcheck() -> None:
     x, w = channels_last((2, 8, 9, 9)), torch.randn(8, 8, 3, 3)
     layer = a_layer(x, w, None, False, Activation.RELU, 1, padding=(1, 1), stride=(2, 2), dilation=(1, 1))
     one = kernels(layer)[0]
-    torch.library.opcheck(layers.operator(), (x, layer.weights_for(one), None, None, layer.numbers(one)))
+    torch.library.opcheck(layers.operator(), ([x], layer.weights_for(one), None, None, None, layer.numbers(one)))
 
 
 @pytest.mark.parametrize(
@@ -157,7 +208,7 @@ def test_opcheck() -> None:
     [
         ({"x": (1, 7, 9, 9)}, "does not fit"),
         ({"x": (1, 8, 1, 9)}, "larger than the padded image"),
-        ({"numbers": 3}, "18 numbers"),
+        ({"numbers": 3}, "19 numbers"),
         ({"numbers": -1}, "another instruction set"),
     ],
 )
@@ -169,7 +220,7 @@ def test_arguments_that_do_not_fit_raise(change: dict[str, object], said: str) -
     x = channels_last(change["x"]) if "x" in change else x  # type: ignore[arg-type]
     numbers = {None: numbers, 3: numbers[:3], -1: [*numbers[:-1], -1]}[change.get("numbers")]  # type: ignore[index]
     with pytest.raises(RuntimeError, match=said):
-        layers.operator()(x, layer.weights_for(one), None, None, numbers)
+        layers.operator()([x], layer.weights_for(one), None, None, None, numbers)
 
 
 def test_only_kernels_with_a_compiled_form_are_tried() -> None:

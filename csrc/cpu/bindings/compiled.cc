@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -33,10 +34,11 @@ struct Layer {
   int64_t top, bottom, left, right;
   int64_t dilation_h, dilation_w;
   int64_t groups, border, activation;
+  int64_t clamped;          // whether a joined input is clamped at zero
   int64_t instruction_set;  // that the weights are packed for
 };
 constexpr std::size_t kNumbers = sizeof(Layer) / sizeof(int64_t);
-static_assert(kNumbers == 18);
+static_assert(kNumbers == 19);
 
 int64_t Outputs(int64_t extent, int64_t before, int64_t after, int64_t taps, int64_t stride, int64_t dilation) {
   const int64_t room = extent + before + after - dilation * (taps - 1) - 1;
@@ -227,8 +229,9 @@ class Chain {
         }
         if (compute.count() <= 0) continue;
         const int from = link.Reads(compute).first;
-        link.Run(compute, i == 0 ? x + from * link.conv.x_row
-                                 : memory + offsets[i - 1] + links_[i - 1].Floats(from - kept[i - 1].first),
+        link.Run(compute,
+                 i == 0 ? x + from * link.conv.x_row
+                        : memory + offsets[i - 1] + links_[i - 1].Floats(from - kept[i - 1].first),
                  to, last && residual != nullptr ? residual + link.Floats(compute.first) : nullptr);
       }
     }
@@ -256,20 +259,53 @@ OwnedTensor RunChain(const View& x, const View& weights, const View& bias, const
   return made;
 }
 
+// A 1x1 layer on joined tensors. Denormals are not counted as zero: no operand is known to be tiny before the blocks of
+// the input are computed.
+void ConvolveJoined(const Layer& l, const Handle* inputs, int64_t count, const View& normalisation, const View& w,
+                    const std::optional<View>& bias, const View& y, const Geometry& geometry,
+                    const Epilogue<float>& epilogue, const View& weights) {
+  Require(l.engine == static_cast<int64_t>(Lanes::kPointwise) && l.taps_h * l.taps_w == 1 && l.groups == 1 &&
+              l.top == 0 && l.bottom == 0 && l.left == 0 && l.right == 0,
+          "only 1x1 layers without borders and groups join tensors");
+  Require(normalisation.numel() == 2 * l.inputs, "a joined input has a factor and a summand per channel");
+  std::vector<JoinedInput::Part> parts;
+  int channels = 0;
+  for (const Handle* input = inputs; input < inputs + count; input++) {
+    const View x(*input), first(*inputs);
+    Require(x.dim() == 4 && (x.stride(1) == 1 || x.size(1) == 1), "joined tensors are in channels_last");
+    for (const int axis : {0, 2, 3}) Require(x.size(axis) == first.size(axis), "joined tensors differ in size");
+    parts.push_back({x.const_data_ptr<float>(), Extent(x, 1), x.stride(0), x.stride(2), x.stride(3)});
+    channels += parts.back().channels;
+  }
+  Require(channels == l.inputs, "the joined tensors do not fit the layer");
+  Convolution conv = DescribeForward(View(inputs[0]), w, y, geometry);
+  conv.in_channels = channels;
+  conv.bias = bias.has_value() ? bias->const_data_ptr<float>() : nullptr;
+  conv.epilogue = epilogue;
+  const float* scale = normalisation.const_data_ptr<float>();
+  const float least = l.clamped != 0 ? 0.0f : -std::numeric_limits<float>::infinity();
+  FindJoined(TheSet())(conv, {parts, scale, scale + channels, least}, weights.const_data_ptr<float>(), TheRuntime());
+}
+
 // The operator as a C shim of Inductor's (polyconv/inductor/layer.py), but that it throws. `weights` has the layout of
-// transform_weights; for depthwise layers it is the weight with channels innermost.
-void CompiledConvolution(Handle x_handle, Handle weights_handle, const Handle* bias, const Handle* residual,
-                         const int64_t* numbers, int64_t count, double a, double b, Handle* result) {
-  Require(count > 0 && count % kNumbers == 0, "a layer of a compiled graph has 18 numbers");
+// transform_weights; for depthwise layers it is the weight with channels innermost. `normalisation`: factors and
+// summands of the joined channels of all inputs. Without it, there is one input.
+void CompiledConvolution(const Handle* inputs, int64_t input_count, Handle weights_handle, const Handle* bias,
+                         const Handle* residual, const Handle* normalisation, const int64_t* numbers, int64_t count,
+                         double a, double b, Handle* result) {
+  Require(count > 0 && count % kNumbers == 0, "a layer of a compiled graph has 19 numbers");
+  Require(input_count == 1 || (input_count > 1 && normalisation != nullptr), "several inputs are joined normalised");
   std::vector<Layer> layers(count / kNumbers);
   std::memcpy(layers.data(), numbers, count * sizeof(int64_t));
   const Layer& l = layers[0];
-  const View x(x_handle), weights(weights_handle);
+  const View x(inputs[0]), weights(weights_handle);
   Require(l.instruction_set == static_cast<int64_t>(TheSet()),
           "the weights of a compiled layer are packed for another instruction set than the one in use; compile again");
-  Require(x.dim() == 4 && x.size(1) == l.inputs * l.groups, "the input does not fit the layer");
+  Require(x.dim() == 4 && (normalisation != nullptr || x.size(1) == l.inputs * l.groups),
+          "the input does not fit the layer");
   if (layers.size() > 1) {
-    Require(bias != nullptr && x.stride(1) == 1, "a chain has biases, and its input is in channels_last");
+    Require(normalisation == nullptr && bias != nullptr && x.stride(1) == 1,
+            "a chain has biases, and one input, which is in channels_last");
     *result = RunChain(x, weights, View(*bias), Given(residual), layers.data(), layers.size(), a, b).release();
     return;
   }
@@ -280,25 +316,31 @@ void CompiledConvolution(Handle x_handle, Handle weights_handle, const Handle* b
   OwnedTensor made = EmptyChannelsLast(x.size(0), l.outputs, height, width);
   const View y(made.get());
   const Epilogue<float> epilogue = ReadEpilogue<float>(Given(residual), l.activation, a, b, y);
-  if (l.engine == kDepthwise) {
+  const int64_t sizes[] = {l.outputs, l.inputs, l.taps_h, l.taps_w};
+  const View w(sizes, weights);
+  if (normalisation != nullptr) {
+    ConvolveJoined(l, inputs, input_count, View(*normalisation), w, Given(bias), y, geometry, epilogue, weights);
+  } else if (l.engine == kDepthwise) {
     DepthwiseForward(x, weights, Given(bias), y, geometry, epilogue);
   } else {
-    const int64_t sizes[] = {l.outputs, l.inputs, l.taps_h, l.taps_w};
-    ConvolveForward(x, View(sizes, weights), Given(bias), y, geometry, std::array<int64_t, 5>{l.engine, l.scheme},
-                    weights, epilogue, true);
+    ConvolveForward(x, w, Given(bias), y, geometry, std::array<int64_t, 5>{l.engine, l.scheme}, weights, epilogue,
+                    true);
   }
   *result = made.release();
 }
 
-Tensor CompiledConvolutionOp(const Tensor& x, const Tensor& weights, const std::optional<Tensor>& bias,
-                             const std::optional<Tensor>& residual, const std::vector<int64_t>& numbers, double a,
+Tensor CompiledConvolutionOp(const std::vector<Tensor>& inputs, const Tensor& weights,
+                             const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
+                             const std::optional<Tensor>& normalisation, const std::vector<int64_t>& numbers, double a,
                              double b) {
-  const Handle bias_handle = bias.has_value() ? bias->get() : nullptr;
-  const Handle residual_handle = residual.has_value() ? residual->get() : nullptr;
+  std::vector<Handle> handles;
+  for (const Tensor& input : inputs) handles.push_back(input.get());
+  const auto handle = [](const std::optional<Tensor>& tensor) { return tensor.has_value() ? tensor->get() : nullptr; };
+  const Handle given[] = {handle(bias), handle(residual), handle(normalisation)};
+  const auto at = [&](int i) { return given[i] == nullptr ? nullptr : &given[i]; };
   Handle y;
-  CompiledConvolution(x.get(), weights.get(), bias.has_value() ? &bias_handle : nullptr,
-                      residual.has_value() ? &residual_handle : nullptr, numbers.data(),
-                      static_cast<int64_t>(numbers.size()), a, b, &y);
+  CompiledConvolution(handles.data(), static_cast<int64_t>(handles.size()), weights.get(), at(0), at(1), at(2),
+                      numbers.data(), static_cast<int64_t>(numbers.size()), a, b, &y);
   return Tensor(y);
 }
 
@@ -312,8 +354,8 @@ int64_t CompiledConvolutionAddressOp() {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(polyconv_cpu, m) {
   m.def(
-      "compiled_convolution(Tensor x, Tensor weights, Tensor? bias, Tensor? residual, int[] layer, "
-      "float activation_a=0., float activation_b=0.) -> Tensor");
+      "compiled_convolution(Tensor[] inputs, Tensor weights, Tensor? bias, Tensor? residual, Tensor? normalisation, "
+      "int[] layer, float activation_a=0., float activation_b=0.) -> Tensor");
   m.def("compiled_convolution_address() -> int");
 }
 

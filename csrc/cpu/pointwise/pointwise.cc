@@ -19,6 +19,10 @@ const SchemeKernels* FindPointwiseHere() {
   return &kPointwiseKernels;
 }
 
+RunJoined FindJoinedHere() {
+  return &RunJoinedPointwise;
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace polyconv
 HWY_AFTER_NAMESPACE();
@@ -40,6 +44,10 @@ bool IsPointwise(const ConvolutionShape& conv) {
 
 const SchemeKernels* FindPointwise(InstructionSet set) {
   POLYCONV_CALL_TARGET(set, FindPointwiseHere);
+}
+
+RunJoined FindJoined(InstructionSet set) {
+  POLYCONV_CALL_TARGET(set, FindJoinedHere);
 }
 
 }  // namespace polyconv

@@ -1,6 +1,9 @@
 // Forward pass on channels_last tensors, as a matrix product.
 #pragma once
 
+#include <cstddef>
+#include <span>
+
 #include "common/scheme_kernels.h"
 
 namespace polyconv {
@@ -13,5 +16,23 @@ bool IsPointwise(const ConvolutionShape& conv);
 bool CopiesInput(const ConvolutionShape& conv);
 
 const SchemeKernels* FindPointwise(InstructionSet set);
+
+// Input of a 1x1 layer: tensors whose channels follow one another, normalised and clamped from below. Blocks of it are
+// computed when they are multiplied, and stay in L2.
+struct JoinedInput {
+  struct Part {
+    const float* x;  // channels are contiguous
+    int channels;
+    std::ptrdiff_t batch, row, column;  // strides
+  };
+  std::span<const Part> parts;
+  const float *scale, *shift;  // one per channel
+  float least;
+};
+
+// Runs a convolution without borders, of one tap and one group, on such an input instead of conv.x.
+using RunJoined = void (*)(const Convolution& conv, const JoinedInput& input, const float* packed, const Runtime&);
+
+RunJoined FindJoined(InstructionSet set);
 
 }  // namespace polyconv

@@ -4,7 +4,7 @@
 // vectors of output channels: [panel][term][vector][lane]. A register tile is up to kTileRows[vectors] pixels x the
 // vectors of a panel. Terms that are contiguous in the input form a run: the channels of a tap or, if they are few, of
 // a row of taps in a copy with borders. A pixel has one address per run, so strides, borders and slices need no other
-// copies. Terms are summed in blocks whose length depends on their number alone: same bits for every number of threads,
+// copies; a joined input is copied by blocks. Terms are summed in blocks whose length depends on their number alone: same bits for every number of threads,
 // pixels and output channels.
 #if defined(POLYCONV_CPU_POINTWISE_PRODUCT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef POLYCONV_CPU_POINTWISE_PRODUCT_INL_H_
@@ -213,9 +213,10 @@ HWY_INLINE void ForLines(const ConvolutionShape& conv, std::int64_t first, int p
 // Addresses of the terms of a block of pixels: [run][pixel].
 class InputRuns {
  public:
-  explicit InputRuns(const Convolution& conv)
+  InputRuns(const Convolution& conv, const JoinedInput* joined)
       : conv_(conv),
-        copied_(CopiesInput(conv)),
+        joined_(joined),
+        copied_(joined == nullptr && CopiesInput(conv)),
         length_(conv.in_channels * (copied_ ? conv.taps_w : 1)),
         count_(conv.taps_h * (copied_ ? 1 : conv.taps_w)),
         columns_((conv.out_width - 1) * conv.stride_w + conv.taps_w) {}
@@ -226,6 +227,7 @@ class InputRuns {
 
   // Floats of the zeros or copies that blocks of `pixels` refer to.
   std::size_t Buffer(int pixels) const {
+    if (joined_ != nullptr) return pixels * pitch();
     if (!copied_) return conv_.in_channels;
     const int lines = std::min(conv_.out_height, (pixels - 1) / conv_.out_width + 2);
     return static_cast<std::size_t>((lines - 1) * conv_.stride_h + conv_.taps_h) * line();
@@ -233,7 +235,9 @@ class InputRuns {
 
   // `buffer`: zeros, if nothing is copied.
   void List(std::int64_t first, int pixels, float* buffer, const float** x) const {
-    if (copied_) {
+    if (joined_ != nullptr) {
+      ListJoined(first, pixels, buffer, x);
+    } else if (copied_) {
       ListCopies(first, pixels, buffer, x);
     } else {
       ListTaps(first, pixels, buffer, x);
@@ -242,6 +246,38 @@ class InputRuns {
 
  private:
   std::size_t line() const { return static_cast<std::size_t>(columns_) * conv_.in_channels; }
+
+  // Floats between joined pixels: not a power of two, with which the pixels of a tile would share cache lines of L1.
+  std::size_t pitch() const { return RoundUp(conv_.in_channels, kLine) + kLine; }
+
+  void ListJoined(std::int64_t first, int pixels, float* joined, const float** x) const {
+    for (int i = 0; i < pixels; i++) x[i] = joined + i * pitch();
+    ForLines(conv_, first, pixels, [&](std::int64_t image, int line, int column, int last, int i) {
+      int channel = 0;
+      for (const JoinedInput::Part& part : joined_->parts) {
+        const float* from = part.x + image * part.batch + static_cast<std::ptrdiff_t>(line) * conv_.stride_h * part.row;
+        for (int j = column; j < last; j++) {
+          Normalise(from + static_cast<std::ptrdiff_t>(j) * conv_.stride_w * part.column, channel, part.channels,
+                    joined + (i + j - column) * pitch() + channel);
+        }
+        channel += part.channels;
+      }
+    });
+  }
+
+  // Channels of one pixel. The last vector may extend into channels that are written later, or past the last one.
+  HWY_INLINE void Normalise(const float* x, int channel, int count, float* to) const {
+    const Floats least = Broadcast(joined_->least);
+    const float *scale = joined_->scale + channel, *shift = joined_->shift + channel;
+    int c = 0;
+    for (; c + kLanes <= count; c += kLanes) {
+      Store(to + c, hn::Max(least, hn::MulAdd(Load(x + c), Load(scale + c), Load(shift + c))));
+    }
+    if (const int rest = count - c; rest > 0) {
+      const auto load = [&](const float* p) HWY_ATTR { return LoadBetween(p + c, 0, rest); };
+      Store(to + c, hn::Max(least, hn::MulAdd(load(x), load(scale), load(shift))));
+    }
+  }
 
   void ListTaps(std::int64_t first, int pixels, const float* zeros, const float** x) const {
     ForLines(conv_, first, pixels, [&](std::int64_t image, int line, int column, int last, int i) {
@@ -311,16 +347,17 @@ class InputRuns {
   }
 
   const Convolution& conv_;
+  const JoinedInput* joined_;  // null: conv_.x is the input
   const bool copied_;
   const int length_, count_, columns_;
 };
 
 class PointwiseProduct {
  public:
-  PointwiseProduct(const Convolution& conv, const float* weights)
+  PointwiseProduct(const Convolution& conv, const float* weights, const JoinedInput* joined = nullptr)
       : conv_(conv),
         panels_(conv),
-        runs_(conv),
+        runs_(conv, joined),
         weights_(weights),
         end_(weights + panels_.size()),
         rows_(static_cast<std::int64_t>(conv.batch) * conv.out_height * conv.out_width),
@@ -483,6 +520,12 @@ inline void PackPointwiseWeights(const Convolution& conv, float* packed, const R
 inline void RunPointwise(const Convolution& conv, const Schedule&, const float* packed, const Runtime& runtime) {
   if (conv.batch == 0 || conv.out_height <= 0 || conv.out_width <= 0) return;
   PointwiseProduct(conv, packed).Run(runtime);
+}
+
+inline void RunJoinedPointwise(const Convolution& conv, const JoinedInput& input, const float* packed,
+                               const Runtime& runtime) {
+  if (conv.batch == 0 || conv.out_height <= 0 || conv.out_width <= 0) return;
+  PointwiseProduct(conv, packed, &input).Run(runtime);
 }
 
 inline constexpr SchemeKernels kPointwiseKernels = {&PointwiseWeightsSize, &PackPointwiseWeights,

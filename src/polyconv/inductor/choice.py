@@ -29,6 +29,7 @@ from ..selection import Preference
 from ..tuning_key import Environment, problem_key
 from .chain import Link, chain_call
 from .layer import Layer, has_compiled_form
+from .private import hint
 
 ONEDNN = "oneDNN"
 """Name of Inductor's own convolution among the candidates."""
@@ -120,36 +121,37 @@ class Chooser:
         return Choice(entry.choice, None, dict(entry.seconds), source)
 
     def _chain_trials(self, chain: Sequence[Link]) -> Entry:
-        x, calls = _random(chain[0].layer.problem.x_shape), [_call(link.layer, link.runs) for link in chain]
+        inputs, calls = _inputs(chain[0].layer), [_call(link.layer, link.runs) for link in chain]
         residual, whole = _residual(chain[-1].layer), chain_call(chain)
 
         def separate() -> Tensor:
-            y = x
+            y = inputs
             for call in calls:
-                y = call(y)
-            return y
+                y = [call(y)]
+            return y[0]
 
         def together() -> Any:
-            return _operator()(x, whole.weights, whole.bias, residual, whole.numbers, *whole.ab)
+            return _operator()(inputs, whole.weights, whole.bias, residual, None, whole.numbers, *whole.ab)
 
-        best = self._session({SEPARATE: separate, CHAIN: together}, SEPARATE, x).best
+        best = self._session({SEPARATE: separate, CHAIN: together}, SEPARATE, inputs).best
         return Entry(CHAIN if MIN_SPEEDUP * best[CHAIN] < best[SEPARATE] else SEPARATE, best, best[SEPARATE])
 
-    def _session(self, calls: Mapping[str, Callable[[], Any]], stays: str, x: Tensor) -> Elimination:
+    def _session(self, calls: Mapping[str, Callable[[], Any]], stays: str, inputs: list[Tensor]) -> Elimination:
         """Trials with cold weights; the input is in the cache as far as it fits, as the layer before has written it."""
         flush = torch.zeros(max(1, min(self.weight_bytes, CACHE_BYTES) // 4))
 
         def before() -> None:
             flush.add_(1.0)
-            x.add_(0.0)
+            for x in inputs:
+                x.add_(0.0)
 
         with torch.inference_mode():
             return run_trials(calls, ROUNDS, stays, before)
 
     def _trials(self, layer: Layer, able: dict[str, CpuCandidate]) -> Entry:
-        x = _random(layer.problem.x_shape)
+        inputs = _inputs(layer)
         calls = {ONEDNN: _call(layer, None), **{name: _call(layer, one) for name, one in able.items()}}
-        session = self._session({name: partial(call, x) for name, call in calls.items()}, ONEDNN, x)
+        session = self._session({name: partial(call, inputs) for name, call in calls.items()}, ONEDNN, inputs)
         best = session.best
         winner = session.winner(ONEDNN, ONEDNN, 0.0) or ONEDNN
         if winner != ONEDNN:
@@ -206,18 +208,33 @@ def _keeps(layer: Layer, one: CpuCandidate) -> bool:
     return plan.for_weights(layer.w) is plan
 
 
-def _call(layer: Layer, one: CpuCandidate | None) -> Callable[[Tensor], Any]:
-    """The layer by a candidate, or by Inductor's own call. A residual is random."""
-    residual = _residual(layer)
+def _call(layer: Layer, one: CpuCandidate | None) -> Callable[[list[Tensor]], Any]:
+    """The layer by a candidate, or by Inductor's own call: of its input, or of the tensors that its prologue joins. All
+    but a kernel that joins them first write what they read to memory, as Inductor would. A residual is random."""
+    residual, bias, prologue = _residual(layer), layer.bias_value, layer.prologue
+
+    def written(inputs: list[Tensor]) -> Tensor:
+        if prologue is None:
+            return inputs[0]
+        return torch.cat(inputs, 1).relu_() if len(inputs) > 1 else inputs[0].relu()
+
     if one is None:
-        return _onednn(layer, residual)
-    weights, bias, numbers, ab = (
-        layer.weights_for(one),
-        layer.bias_value,
-        layer.numbers(one),
-        layer.epilogue.activation.ab,
-    )
-    return lambda x: _operator()(x, weights, bias, residual, numbers, *ab)
+        onednn = _onednn(layer, residual)
+        return lambda inputs: onednn(written(inputs))
+    weights, rest = layer.weights_for(one), (layer.numbers(one), *layer.epilogue.activation.ab)
+    if prologue is not None and layer.joins(one):
+        normalisation = prologue.normalisation
+        return lambda inputs: _operator()(inputs, weights, bias, residual, normalisation, *rest)
+    return lambda inputs: _operator()([written(inputs)], weights, bias, residual, None, *rest)
+
+
+def _inputs(layer: Layer) -> list[Tensor]:
+    """Random inputs: one, or those that a prologue joins."""
+    batch, channels, *sizes = layer.problem.x_shape
+    parts = [channels]
+    if layer.prologue is not None:
+        parts = [hint(part.meta["val"].shape[1]) for part in layer.prologue.parts]
+    return [_random((batch, count, *sizes)) for count in parts]
 
 
 def _onednn(layer: Layer, residual: Tensor | None) -> Callable[[Tensor], Any]:
@@ -260,6 +277,8 @@ def _key(layer: Layer) -> str:
     parts = [f"compiled {problem_key(layer.problem, kept_weights=True)}"]
     if not layer.packed.is_mkldnn:
         parts.append("against an unpacked weight")
+    if layer.prologue is not None:
+        parts.append(f"of {len(layer.prologue.parts)} normalised tensors")
     return ", ".join(parts)
 
 

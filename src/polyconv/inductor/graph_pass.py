@@ -94,7 +94,7 @@ def _insert_chain(gm: GraphModule, graph: Graph, chain: Sequence[Link], x: Node,
             _constant(gm, graph, f"_polyconv_chain_{name}_{chain[0].number}", value)
             for name, value in (("weights", call.weights), ("bias", call.bias))
         ]
-        node = graph.call_function(operator(), (x, *made, residual, call.numbers, *call.ab))
+        node = graph.call_function(operator(), ([x], *made, residual, None, call.numbers, *call.ab))
     node.meta.update(out.meta)
     with x.meta["val"].fake_mode:
         node.meta["val"] = out.meta["val"].to(memory_format=torch.channels_last)
@@ -108,10 +108,15 @@ def _insert_chain(gm: GraphModule, graph: Graph, chain: Sequence[Link], x: Node,
 def _replace(gm: GraphModule, graph: Graph, layer: Layer, choice: Choice, number: int) -> Node:
     assert choice.candidate is not None
     weights, epilogue = layer.weights_for(choice.candidate), layer.epilogue
+    prologue = layer.prologue if layer.joins(choice.candidate) else None
     fake_mode = layer.x.meta["val"].fake_mode
     with graph.inserting_before(epilogue.last):
         constant = _constant(gm, graph, f"_polyconv_weights_{number}", weights)
-        arguments = (layer.x, constant, layer.bias, epilogue.residual, layer.numbers(choice.candidate))
+        inputs: tuple[Any, ...] = ([layer.x], None)
+        if prologue is not None:
+            normalisation = _constant(gm, graph, f"_polyconv_normalisation_{number}", prologue.normalisation)
+            inputs = (prologue.parts, normalisation)
+        arguments = (inputs[0], constant, layer.bias, epilogue.residual, inputs[1], layer.numbers(choice.candidate))
         call = graph.call_function(operator(), (*arguments, *epilogue.activation.ab))
     call.meta.update(epilogue.last.meta)
     with fake_mode:
@@ -163,4 +168,5 @@ def _in_words(layer: Layer) -> str:
     epilogue = layer.epilogue
     fused = ["residual"] if epilogue.residual is not None else []
     fused += [epilogue.activation] if epilogue.activation is not Activation.NONE else []
-    return f"{layer.problem}" + (f" with {' and '.join(fused)}" if fused else "")
+    joined = "" if layer.prologue is None else f" of {len(layer.prologue.parts)} normalised tensors"
+    return f"{layer.problem}{joined}" + (f" with {' and '.join(fused)}" if fused else "")

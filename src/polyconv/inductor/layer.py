@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -12,14 +13,15 @@ from torch.fx import GraphModule, Node
 
 from .. import settings
 from ..cpu import native
-from ..cpu.engines import depthwise
+from ..cpu.engines import depthwise, pointwise
 from ..cpu.plan import CpuCandidate
 from ..problem import Pass, Problem, channels_last_strides
 from ..settings import INSTRUCTION_SETS
 from .epilogues import Epilogue, epilogue_of
 from .private import hint, needs_channels_last
+from .prologues import Prologue, prologue_of
 
-NUMBERS = 18
+NUMBERS = 19
 """Numbers of a layer in a call of ``compiled_convolution``; a chain of layers has those of each."""
 _DEPTHWISE = -1
 """Number of the depthwise engine in ``csrc/cpu/bindings/compiled.cc``."""
@@ -44,6 +46,11 @@ class Layer:
     dilation: tuple[int, ...]
     groups: int
     epilogue: Epilogue
+    prologue: Prologue | None = None
+
+    def joins(self, chosen: CpuCandidate) -> bool:
+        """True if a kernel computes the prologue, instead of reading its result."""
+        return self.prologue is not None and chosen.engine == pointwise.NAME
 
     @property
     def problem(self) -> Problem:
@@ -75,7 +82,8 @@ class Layer:
         sides = (h, h, w, w)
         return [
             *(engine, chosen.algorithm, *self.w.shape, *self.stride, *sides, *self.dilation),
-            *(self.groups, border, activation, INSTRUCTION_SETS.index(native.instruction_set())),
+            *(self.groups, border, activation, int(self.prologue is not None and self.prologue.clamped)),
+            INSTRUCTION_SETS.index(native.instruction_set()),
         ]
 
     def weights_for(self, chosen: CpuCandidate) -> Tensor:
@@ -116,6 +124,7 @@ def layer_of(gm: GraphModule, node: Node) -> Layer | None:
         return None
     packed = getattr(gm, weight.target)
     dense = packed.to_dense() if packed.is_mkldnn else packed
+    is_plain = groups == 1 and tuple(dense.shape[-2:]) == (1, 1) and not any(padding)
     return Layer(
         node=node,
         x=x,
@@ -129,23 +138,25 @@ def layer_of(gm: GraphModule, node: Node) -> Layer | None:
         dilation=tuple(dilation),
         groups=groups,
         epilogue=epilogue_of(node),
+        prologue=prologue_of(gm, x) if is_plain else None,
     )
 
 
 C_SHIM = """
 inline AOTITorchError aoti_torch_cpu_compiled_convolution(
-    AtenTensorHandle x, AtenTensorHandle weights, const AtenTensorHandle* bias, const AtenTensorHandle* residual,
-    const int64_t* layer, int64_t layer_len, double a, double b, AtenTensorHandle* y) {
+    const AtenTensorHandle* inputs, int64_t inputs_len, AtenTensorHandle weights, const AtenTensorHandle* bias,
+    const AtenTensorHandle* residual, const AtenTensorHandle* normalisation, const int64_t* layer, int64_t layer_len,
+    double a, double b, AtenTensorHandle* y) {
   static const auto run = [] {
     StableIValue stack[1];
     if (aoti_torch_call_dispatcher("polyconv_cpu::compiled_convolution_address", "", stack) != AOTI_TORCH_SUCCESS) {
       throw std::runtime_error("polyconv: compiled layers need its kernels: import polyconv.inductor.aoti first");
     }
     return reinterpret_cast<void (*)(
-        AtenTensorHandle, AtenTensorHandle, const AtenTensorHandle*, const AtenTensorHandle*, const int64_t*, int64_t,
-        double, double, AtenTensorHandle*)>(stack[0]);
+        const AtenTensorHandle*, int64_t, AtenTensorHandle, const AtenTensorHandle*, const AtenTensorHandle*,
+        const AtenTensorHandle*, const int64_t*, int64_t, double, double, AtenTensorHandle*)>(stack[0]);
   }();
-  run(x, weights, bias, residual, layer, layer_len, a, b, y);
+  run(inputs, inputs_len, weights, bias, residual, normalisation, layer, layer_len, a, b, y);
   return AOTI_TORCH_SUCCESS;
 }
 """
@@ -163,14 +174,16 @@ def operator() -> Any:
 
 
 def _fake(
-    x: Tensor,
+    inputs: Sequence[Tensor],
     weights: Tensor,
     bias: Tensor | None,
     residual: Tensor | None,
+    normalisation: Tensor | None,
     layer: list[int],
     activation_a: float = 0.0,
     activation_b: float = 0.0,
 ) -> Tensor:
+    x = inputs[0]
     height, width = x.shape[2:]
     for start in range(0, len(layer), NUMBERS):
         _, _, outputs, _, taps_h, taps_w, sh, sw, top, bottom, left, right, dh, dw = layer[start : start + 14]

@@ -127,14 +127,19 @@ def with_constants(gm: GraphModule, inputs: Sequence[Any], positions: Sequence[i
 
 
 def needs_channels_last(operator: Any, positions: Sequence[int]) -> None:
-    """Make Inductor pass these arguments of an operator in channels_last."""
+    """Make Inductor pass these arguments of an operator, tensors or lists of them, in channels_last."""
     from torch._inductor import ir, lowering
+
+    def ordered(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [ordered(each) for each in value]
+        return None if value is None else ir.ExternKernel.require_stride_order(value, NHWC)
 
     def constrain(node: Node, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         passed = list(args)
         for position in positions:
-            if position < len(passed) and passed[position] is not None:
-                passed[position] = ir.ExternKernel.require_stride_order(passed[position], NHWC)
+            if position < len(passed):
+                passed[position] = ordered(passed[position])
         return tuple(passed), kwargs
 
     # Without this Inductor would declare the operator itself, and pass the strides of the traced graph.
