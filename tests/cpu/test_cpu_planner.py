@@ -14,6 +14,7 @@ from polyconv.cpu import native, planner
 from polyconv.cpu.device import CpuDevice, this_machine
 from polyconv.cpu.engines import aten, reference
 from polyconv.cpu.planner import offered, plan_cpu
+from polyconv.cpu.profiles import Profile, shipped
 from polyconv.measure.workloads import find
 from polyconv.problem import PaddingMode, Pass, Problem
 
@@ -116,6 +117,34 @@ def test_this_machine(has_affinity: bool, monkeypatch: pytest.MonkeyPatch) -> No
     assert device.cores >= 1
     assert 2**14 <= device.l1_bytes <= device.l2_bytes
     assert "avx2" in str(device)
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "columns"),
+    [
+        ((1, 512, 4, 4), (512, 512, 3, 3), True),
+        ((1, 512, 1, 40), (64, 512, 1, 7), True),
+        ((1, 320, 8, 8, 8), (320, 320, 3, 3, 3), True),
+        ((1, 512, 7, 7), (512, 512, 3, 3), False),  # too large
+        ((2, 512, 4, 4), (512, 512, 3, 3), False),  # several images
+        ((1, 512, 4, 4), (512, 512, 5, 5), False),
+        ((1, 512, 4, 4), (512, 512, 1, 1), False),  # single taps are estimated as such
+    ],
+)
+def test_aten_lays_out_columns_of_small_maps(x, w, columns: bool) -> None:
+    for kind in PASSES:
+        problem = Problem.make(kind, x, w, padding=tuple(size // 2 for size in w[2:] for _ in range(2)))
+        assert aten._lays_out_columns(problem, SERVER) is columns
+        assert aten.direct_cycles(problem, SERVER) > 0
+
+
+def test_a_weight_that_few_pixels_share_is_left_to_aten() -> None:
+    """Reading the weight takes the time, and a transformed one is larger."""
+    profile = next(known.read() for known in shipped("avx512") if known.threads == 1)
+    device = CpuDevice("avx512", 1, profile=Profile("measured", profile.records))
+    for frozen in (False, True):
+        problem = replace(Problem.make("fprop", (1, 512, 4, 4), (512, 512, 3, 3), padding=(1, 1, 1, 1)), frozen=frozen)
+        assert plan_cpu(problem, device, inference=True).passthrough
 
 
 def test_explain_names_the_engine() -> None:

@@ -207,6 +207,18 @@ _SPENT: dict[str, dict[Pass, tuple[_Spent, _Spent]]] = {
 layers were measured, in NCHW; the estimate is below both."""
 
 
+_COLUMNS: dict[Pass, tuple[_Spent, _Spent]] = {
+    Pass.FPROP: (_Spent(80e3, 0.8, 93, 30), _Spent(70e3, 0.9, 36, 16)),
+    Pass.DGRAD: (_Spent(300e3, 0.8, 33, 26), _Spent(140e3, 0.7, 18, 11)),
+    Pass.WGRAD: (_Spent(130e3, 0.75, 67, 70), _Spent(180e3, 0.65, 17, 50)),
+}
+"""The same for im2col and a matrix product, where "moved" are the vectors of the columns. Fitted to 20 layers of few
+pixels per pass and layout, with a scatter of 1.2 to 1.5."""
+
+ROWS_CYCLES = 20.0
+"""Cycles per vector of the product's result."""
+
+
 def direct_cycles(problem: Problem, device: CpuDevice) -> float:
     """Estimated cycles of one core for ATen's kernels on the given strides. They skip taps in the padding (most taps,
     if the dilation is as long as the image), except in the weight gradient."""
@@ -237,22 +249,29 @@ def narrow_gradient_doubt(problem: Problem) -> float:
 
 
 def _lays_out_columns(problem: Problem, device: CpuDevice) -> bool:
-    """True if ATen computes a 3-D convolution by im2col and a matrix product instead of oneDNN. The size limit of
-    ATen's rule (``use_mkldnn``) leaves out the width."""
-    if problem.rank != 3 or problem.groups > 1:
+    """True if ATen computes a convolution by im2col and a matrix product instead of oneDNN: ATen's rule
+    (``use_mkldnn``), whose size limit leaves out the width of a volume. Single taps over two axes are estimated with
+    the others of their kind."""
+    if problem.groups > 1 or problem.dtype != "float32" or (problem.rank == 2 and max(problem.kernel) == 1):
         return False
     last = problem.kernel[-2:]
     moved = max(problem.stride) > 1 or max(problem.dilation) > 1
     if max(last) == 1 and not moved and problem.batch < 16 and device.cores == 1:
         return True
-    largest = max(prod(problem.x_shape[:4]), prod(problem.y_shape[:4]))  # a gradient does not show which one ATen tests
+    largest = prod(problem.x_shape[:4])
+    if problem.kind is Pass.DGRAD:  # does not show whether ATen tests the gradient or, transposed, the input
+        largest = max(largest, prod(problem.y_shape[:4]))
     return problem.batch == 1 and largest <= 20480 and min(last) <= 3
 
 
 def _columns_cycles(problem: Problem, device: CpuDevice) -> float:
     """Estimated cycles of one core for im2col, which single taps do not need, and a matrix product."""
-    columns = 0 if max(problem.kernel) == 1 else problem.multiplications / problem.out_channels
-    return _SPENT["single taps"][problem.kind][0].call + 7.0 * columns + 1.0 * problem.multiplications / device.lanes
+    spent = _COLUMNS[problem.kind][problem.x_strides[1] == 1 and problem.y_strides[1] == 1]
+    products = problem.multiplications / device.lanes
+    moved = 0.0 if max(problem.kernel) == 1 else products / problem.out_channels
+    rows, weights = prod(problem.y_shape) / device.lanes, prod(problem.w_shape) / device.lanes
+    read = spent.moved * moved + ROWS_CYCLES * rows + spent.weight * weights
+    return spent.call + spent.product * products + read
 
 
 def _kind(problem: Problem) -> str:

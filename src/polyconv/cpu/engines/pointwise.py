@@ -19,6 +19,7 @@ from ..device import CpuDevice
 from ..operators import common_operators
 from ..plan import CpuCandidate
 from ..weight_cache import TransformedWeights
+from .channel_lanes import READ_AGAIN
 
 NAME = "pointwise"
 
@@ -69,4 +70,4 @@ def _cycles(problem: Problem, lanes: int) -> tuple[float, float]:
     AVX-512."""
     c, k = problem.channels_per_group if problem.kind is Pass.FPROP else problem.channels_per_group[::-1]
     terms, vectors, pixels = c * prod(problem.kernel), ceil_div(k, lanes), problem.batch * prod(problem.out_size)
-    return 12.0 * terms * vectors, (0.6 * terms + 6.0) * vectors * pixels + 6.0 * terms * vectors
+    return 12.0 * terms * vectors, (0.6 * terms + 6.0) * vectors * pixels + READ_AGAIN * terms * vectors

@@ -25,8 +25,12 @@ from ..aten import has_instructions
 
 NAME = "patches"
 
-CALL_CYCLES, GATHERED_CYCLES, PRODUCT_CYCLES = 60e3, 20.0, 0.8
-"""Cost of a call of several PyTorch operators; cycles per vector that is rearranged, and per vector of products."""
+CALL_CYCLES, GATHERED_CYCLES, PRODUCT_CYCLES, WEIGHT_CYCLES = 60e3, 20.0, 0.8, 11.0
+"""Cost of a call of several PyTorch operators; cycles per vector that is rearranged, per vector of products, and per
+vector of weights, which few patches share; a gradient is written."""
+
+DOUBT = 1.15
+"""Required advantage over other estimates: no profile has measurements of this engine."""
 
 LEAST_PRODUCTS = 256
 """Least number of products per output: with fewer, rearranging takes as long as multiplying."""
@@ -42,6 +46,8 @@ def refusal(problem: Problem) -> str | None:
         return "of kernels as large as their stride"
     if prod(problem.w_shape[1:]) < LEAST_PRODUCTS:
         return f"of sums of at least {LEAST_PRODUCTS} products"
+    if max(problem.kernel) == 1 and prod(problem.out_size) > 1 and problem.dtype == "float32":
+        return "of patches, not of single pixels"
     if problem.dtype not in ("float32", *HALF_ROUNDING):
         return f"computes in float32, not {problem.dtype}"
     if problem.dtype in HALF_ROUNDING and has_instructions("_is_avx512_bf16_supported"):
@@ -56,7 +62,7 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
         NAME,
         "matrix product",
         direct=True,
-        cycles=0.0 if why_not else _cycles(problem, device.lanes),
+        cycles=0.0 if why_not else DOUBT * _cycles(problem, device.lanes),
         error=0.0 if why_not else partial(_error, problem),
         refusal=why_not,
     )
@@ -73,7 +79,9 @@ def _error(problem: Problem) -> float:
 def _cycles(problem: Problem, lanes: int) -> float:
     moved = prod(problem.x_shape) + prod(problem.y_shape) + prod(problem.w_shape) * (problem.dtype != "float32")
     epilogue = (problem.residual + (problem.activation is not Activation.NONE)) * prod(problem.y_shape)
-    return CALL_CYCLES + (GATHERED_CYCLES * (moved + epilogue) + PRODUCT_CYCLES * problem.multiplications) / lanes
+    products = (GATHERED_CYCLES * (moved + epilogue) + PRODUCT_CYCLES * problem.multiplications) / lanes
+    weights = (2 if problem.kind is Pass.WGRAD else 1) * WEIGHT_CYCLES * prod(problem.w_shape) / lanes
+    return CALL_CYCLES + products + weights
 
 
 def _fprop(problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
@@ -107,7 +115,10 @@ def _dgrad(problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
 def _wgrad(problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
     dy, dw = _rows(tensors["y"].transpose(0, 1), problem.batch * prod(problem.out_size)), tensors["dw"]
     patches = _rows(_patches(problem, tensors["x"]), prod(problem.w_shape[1:]))
-    dw.copy_(torch.mm(dy, patches).view(dw.shape))
+    if dw.dtype == torch.float32 and dw.is_contiguous():
+        torch.mm(dy, patches, out=dw.view(dy.shape[0], -1))
+    else:
+        dw.copy_(torch.mm(dy, patches).view(dw.shape))
     if "db" in tensors:
         tensors["db"].copy_(dy.sum(1))
 
