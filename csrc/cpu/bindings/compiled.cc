@@ -77,7 +77,7 @@ void CompiledConvolution(Handle x_handle, Handle weights_handle, const Handle* b
   const View y(made.get());
   const Epilogue<float> epilogue = ReadEpilogue<float>(Given(residual), l.activation, a, b, y);
   if (l.engine == kDepthwise) {
-    DepthwiseForward(x, weights, Given(bias), y, geometry, epilogue);
+    DepthwiseForward(x, weights, Given(bias), y, geometry, epilogue, epilogue.residual);
   } else {
     const int64_t sizes[] = {l.outputs, l.inputs, l.taps_h, l.taps_w};
     ConvolveForward(x, View(sizes, weights), Given(bias), y, geometry, std::array<int64_t, 5>{l.engine, l.scheme},
