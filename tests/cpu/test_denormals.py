@@ -75,6 +75,61 @@ def test_adjacent_channels_stay_adjacent(strides: tuple[int, ...]) -> None:
         assert (y.double() - exact).abs().max() <= UNIT + 1e-5 * exact.abs().max()
 
 
+DEPTHWISE = {
+    "planes": ("depthwise", (3, 20, 19, 21), (20, 3, 3), 1, torch.contiguous_format),
+    "pixels": ("depthwise", (3, 20, 19, 21), (20, 3, 3), 2, torch.channels_last),
+    "multiplier": ("depthwise", (70, 4, 9, 8), (8, 5, 5), 1, torch.contiguous_format),
+    "rows": ("signal", (3, 20, 1, 2600), (20, 1, 4), 1, torch.contiguous_format),
+    "long": ("signal", (2, 24, 1, 300), (48, 1, 70), 1, torch.contiguous_format),
+    "strided": ("signal", (2, 24, 1, 300), (24, 1, 5), 3, torch.contiguous_format),
+}
+"""Operator, sizes of the input and of the filters, stride, memory format."""
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("factor", [1e-40, 1e-30])
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["one", "other", "both"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", DEPTHWISE)
+def test_depthwise_kernels_scale(name: str, dtype: torch.dtype, which: int, factor: float, hidden: bool) -> None:
+    """All passes. ``hidden``: one ordinary number among tiny ones, which only its outputs resolve."""
+    stem, shape, (filters, *taps), stride, memory_format = DEPTHWISE[name]
+    torch.manual_seed(0)
+    moves = {"stride": (1, stride), "padding": (taps[0] // 2, taps[1] // 2), "groups": shape[1]}
+    x, w = torch.randn(shape), torch.randn(filters, 1, *taps)
+    dy = torch.randn_like(torch.conv2d(x, w, **moves))
+    geometry = [*moves["stride"], *moves["padding"], 1, 1, shape[1], 0]
+
+    def tiny(one: torch.Tensor, number: int) -> torch.Tensor:
+        one = one * factor if which in (number, 2) else one
+        if hidden and which in (number, 2):
+            one.view(-1)[one.numel() // 2 + 1] = 1.0
+        return one.to(dtype).contiguous(memory_format=memory_format) if one.shape[1] > 1 else one.to(dtype)
+
+    def check(found: torch.Tensor, one: torch.Tensor, other: torch.Tensor, terms: float, exact: torch.Tensor) -> None:
+        scale = float(one.double().square().mean().sqrt() * other.double().square().mean().sqrt()) * terms**0.5
+        unit, rounding = (UNIT, 0.0) if dtype == torch.float32 else (2.0**-133, 2.0**-8)
+        allowed = unit / 2 + rounding * exact.abs() + 1e-5 * scale
+        assert bool(((found.double() - exact).abs() <= allowed).all())
+
+    a, b = tiny(x, 0), tiny(w, 1)
+    y = torch.full_like(dy, torch.nan, dtype=dtype).contiguous(memory_format=memory_format)
+    native.operator(f"{stem}_fprop")(a, b, None, y, geometry)
+    check(y, a, b, taps[0] * taps[1], torch.conv2d(a.double(), b.double(), **moves))
+    a, b = tiny(dy, 0), tiny(w, 1)
+    if stem == "depthwise" or (stride == 1 and filters == shape[1]):
+        dx = torch.full_like(x, torch.nan, dtype=dtype).contiguous(memory_format=memory_format)
+        native.operator(f"{stem}_dgrad")(a, b, dx, geometry)
+        exact = torch.nn.grad.conv2d_input(shape, b.double(), a.double(), **moves)
+        check(dx, a, b, taps[0] * taps[1] * filters / shape[1], exact)
+    a, b = tiny(x, 0), tiny(dy, 1)
+    dw, db = torch.full_like(w, torch.nan, dtype=dtype), torch.empty(filters, dtype=dtype)
+    native.operator(f"{stem}_wgrad")(a, b, dw, db, geometry)
+    terms = float(dy.numel() / filters)
+    check(dw, a, b, terms, torch.nn.grad.conv2d_weight(a.double(), w.shape, b.double(), **moves))
+    check(db, torch.ones(1), b, terms, b.double().sum((0, 2, 3)))
+
+
 def test_depthwise_and_epilogues() -> None:
     """A whole layer of 1e-40, bias included, and its gradients; the activation of an ordinary bias."""
     torch.manual_seed(0)

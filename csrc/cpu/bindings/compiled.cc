@@ -321,7 +321,7 @@ void CompiledConvolution(const Handle* inputs, int64_t input_count, Handle weigh
   if (normalisation != nullptr) {
     ConvolveJoined(l, inputs, input_count, View(*normalisation), w, Given(bias), y, geometry, epilogue, weights);
   } else if (l.engine == kDepthwise) {
-    DepthwiseForward(x, weights, Given(bias), y, geometry, epilogue);
+    DepthwiseForward(x, weights, Given(bias), y, geometry, epilogue, epilogue.residual);
   } else {
     ConvolveForward(x, w, Given(bias), y, geometry, std::array<int64_t, 5>{l.engine, l.scheme}, weights, epilogue,
                     true);

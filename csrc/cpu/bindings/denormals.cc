@@ -4,7 +4,6 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -18,15 +17,8 @@
 __asm__(".symver exp,exp@GLIBC_2.2.5");
 #endif
 
-// Loops that the compiler vectorises for each instruction set.
-#define POLYCONV_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-
 namespace polyconv {
 namespace {
-
-constexpr std::uint32_t kMagnitude = 0x7fffffff, kSmallestNormal = 0x00800000;
-constexpr std::uint32_t kOrdinary = std::uint32_t{127 - 48} << 23;  // 2^-48
-constexpr int kDenormalUnit = 149;                                  // denormals are multiples of 2^-149
 
 // Rows of up to 5 dimensions: calls body(first element of a, of b, count, step of a, of b) until it returns false. Dense
 // tensors of equal strides are one row. `a` and `b` have equal sizes.
@@ -57,105 +49,34 @@ void ForRows(const View& a, const View& b, const Body& body) {
   }
 }
 
-std::uint32_t Bits(float value) {
-  return std::bit_cast<std::uint32_t>(value);
-}
-
-POLYCONV_CLONES std::uint32_t LargestOfRow(const float* from, int64_t count, int64_t step) {
-  std::uint32_t largest = 0;
-  if (step == 1) {
-    for (int64_t i = 0; i < count; i++) largest = std::max(largest, Bits(from[i]) & kMagnitude);
-  } else {
-    for (int64_t i = 0; i < count; i++) largest = std::max(largest, Bits(from[i * step]) & kMagnitude);
-  }
-  return largest;
-}
-
-// Bits of the largest magnitude. Any ordinary one, if there is one.
-std::uint32_t LargestMagnitude(const View& tensor) {
-  constexpr int64_t kStep = 1024;
+// LargestMagnitude of a tensor.
+std::uint32_t LargestOf(const View& tensor) {
   const float* data = tensor.const_data_ptr<float>();
   std::uint32_t largest = 0;
   ForRows(tensor, tensor, [&](int64_t first, int64_t, int64_t count, int64_t step, int64_t) {
-    for (int64_t begin = 0; begin < count && largest < kOrdinary; begin += kStep) {
-      const std::uint32_t found = LargestOfRow(data + first + begin * step, std::min(kStep, count - begin), step);
-      largest = std::max(largest, found);
-    }
-    return largest < kOrdinary;
+    largest = std::max(largest, LargestMagnitude(data + first, count, step));
+    return !IsOrdinary(largest);
   });
   return largest;
 }
 
-// 2^exponent as a product of two floats, each a normal number.
-struct PowerOfTwo {
-  explicit PowerOfTwo(int exponent)
-      : one(std::ldexp(1.0f, std::clamp(exponent / 2, -126, 127))),
-        other(std::ldexp(1.0f, std::clamp(exponent - exponent / 2, -126, 127))) {}
-  float one, other;
-};
-
-// Factors of a tensor, for normal numbers and for denormal ones as integers.
-struct Factors {
-  PowerOfTwo normal, denormal;
-};
-
-// The bits of one of two magnitudes, with the sign of `value`. Without a branch, so that loops are vectorised.
-float Chosen(bool counts, std::uint32_t counted, float normal, float value) {
-  const std::uint32_t mask = -static_cast<std::uint32_t>(counts);
-  return std::bit_cast<float>((counted & mask) | (Bits(normal) & ~mask) | (Bits(value) & ~kMagnitude));
-}
-
-// to = from * 2^exponent for tiny values, the results being ordinary. Integers take the place of denormal operands.
-struct ScaleUp {
-  static Factors Of(int exponent) { return {PowerOfTwo(exponent), PowerOfTwo(exponent - kDenormalUnit)}; }
-  static float Scaled(float value, Factors by) {
-    const std::uint32_t magnitude = Bits(value) & kMagnitude;
-    const float counted =
-        static_cast<float>(static_cast<std::int32_t>(magnitude)) * by.denormal.one * by.denormal.other;
-    const float normal = std::bit_cast<float>(magnitude) * by.normal.one * by.normal.other;
-    return Chosen(magnitude < kSmallestNormal, Bits(counted), normal, value);
-  }
-};
-
-// to = from * 2^exponent for ordinary values and a negative exponent. Denormal results are rounded as integers.
-struct ScaleDown {
-  static Factors Of(int exponent) { return {PowerOfTwo(exponent), PowerOfTwo(exponent + kDenormalUnit)}; }
-  static float Scaled(float value, Factors by) {
-    constexpr float kIntegers = 0x1p23f;  // from here on floats are integers
-    const float magnitude = std::bit_cast<float>(Bits(value) & kMagnitude);
-    const float normal = magnitude * by.normal.one * by.normal.other;
-    const float counted = magnitude * by.denormal.one * by.denormal.other + kIntegers;
-    return Chosen(Bits(normal) < kSmallestNormal, Bits(counted) - Bits(kIntegers), normal, value);
-  }
-};
-
-POLYCONV_CLONES void ScaleRow(ScaleUp, const float* from, float* to, int64_t count, Factors by) {
-  for (int64_t i = 0; i < count; i++) to[i] = ScaleUp::Scaled(from[i], by);
-}
-POLYCONV_CLONES void ScaleRow(ScaleDown, const float* from, float* to, int64_t count, Factors by) {
-  for (int64_t i = 0; i < count; i++) to[i] = ScaleDown::Scaled(from[i], by);
-}
-
-// to = from * 2^exponent
-template <class Scale>
-void Apply(Scale scale, int exponent, const View& from, const View& to) {
+// to = from * 2^exponent by ScaleUp or ScaleDown.
+void Apply(decltype(ScaleUp)& scale, int exponent, const View& from, const View& to) {
   const FloatControl flush;
   const Runtime runtime = TheRuntime();
-  const Factors by = Scale::Of(exponent);
   const float* source = from.const_data_ptr<float>();
   float* target = to.mutable_data_ptr<float>();
   ForRows(from, to, [&](int64_t first, int64_t start, int64_t count, int64_t step, int64_t stride) {
     constexpr int64_t kShare = 1 << 14;
-    const float* s = source + first;
-    float* t = target + start;
-    if (step != 1 || stride != 1) {
-      for (int64_t i = 0; i < count; i++) t[i * stride] = Scale::Scaled(s[i * step], by);
-    } else if (count < kShare) {
-      ScaleRow(scale, s, t, count, by);
+    const auto share = [&](int64_t begin, int64_t end) {
+      const int64_t i = begin * kShare;
+      scale({source + first + i * step, step, target + start + i * stride, stride}, std::min(end * kShare, count) - i,
+            exponent);
+    };
+    if (count < kShare) {
+      share(0, 1);
     } else {
-      runtime.parallel_for((count + kShare - 1) / kShare, [&](int64_t begin, int64_t end) {
-        ScaleRow(scale, s + begin * kShare, t + begin * kShare, std::min(end * kShare, count) - begin * kShare, by);
-      });
+      runtime.parallel_for((count + kShare - 1) / kShare, share);
     }
     return true;
   });
@@ -200,29 +121,18 @@ void FinishForward(const View& sum, int exponent, const std::optional<View>& bia
                    const View& y) {
   Rescale(sum, exponent);
   if (!bias.has_value() && epilogue.IsEmpty()) return;
-  const FloatControl keep(_mm_getcsr() & ~(FloatControl::kDenormalsAreZero | FloatControl::kFlushToZero));
   const float* from = sum.const_data_ptr<float>();
   const float* added = bias.has_value() ? bias->const_data_ptr<float>() : nullptr;
   float* to = y.mutable_data_ptr<float>();
-  const int64_t channels = y.size(1), rows = y.size(2), columns = y.size(3);
+  const int64_t channels = y.size(1), rows = y.size(2);
   TheRuntime().parallel_for(y.size(0) * channels * rows, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
       const int64_t n = i / rows / channels, c = i / rows % channels, row = i % rows;
-      const float* s = from + n * sum.stride(0) + c * sum.stride(1) + row * sum.stride(2);
-      const int64_t start = n * y.stride(0) + c * y.stride(1) + row * y.stride(2);
-      for (int64_t column = 0; column < columns; column++) {
-        const int64_t at = start + column * y.stride(3);
-        float value = s[column * sum.stride(3)];
-        if (added != nullptr) value += added[c * bias->stride(0)];
-        if (epilogue.residual != nullptr) value += epilogue.residual[at];
-        if (epilogue.activation == Activation::kRelu) {
-          to[at] = value < 0 ? 0.0f : value;
-        } else if (epilogue.activation == Activation::kNone) {
-          to[at] = value;
-        } else {
-          to[at] = static_cast<float>(Activated(epilogue.activation, epilogue.a, epilogue.b, value));
-        }
-      }
+      const int64_t at = n * y.stride(0) + c * y.stride(1) + row * y.stride(2);
+      const float* sums = from + n * sum.stride(0) + c * sum.stride(1) + row * sum.stride(2);
+      Finish({sums, sum.stride(3), added == nullptr ? nullptr : added + c * bias->stride(0), 0,
+              epilogue.residual == nullptr ? nullptr : epilogue.residual + at, to + at, y.stride(3)},
+             y.size(3), epilogue);
     }
   });
 }
@@ -232,18 +142,49 @@ void FinishForward(const View& sum, int exponent, const std::optional<View>& bia
 Operand::Operand(const View& given, Scratch& scratch) : view(Scaled(given, scratch)) {}
 
 View Operand::Scaled(const View& given, Scratch& scratch) {
-  const std::uint32_t largest = LargestMagnitude(given);
-  if (largest == 0 || largest >= kOrdinary) return given;
-  const bool denormal = largest < kSmallestNormal;
-  exponent = denormal ? kDenormalUnit - std::bit_width(largest) + 1 : 127 - static_cast<int>(largest >> 23);
+  exponent = ExponentFor(LargestOf(given));
+  if (exponent == 0) return given;
   const int64_t count = DenseStrides(given, strides_);
   const View copy(given, strides_, scratch.Get(count));
-  Apply(ScaleUp{}, exponent, given, copy);
+  Apply(ScaleUp, exponent, given, copy);
   return copy;
 }
 
+bool MayBeTiny(const View& tensor) {
+  constexpr int64_t kSamples = 128;
+  const Element type = ElementOf(tensor);
+  if (type == Element::kFloat16) return false;
+  const int64_t count = tensor.numel(), step = std::max<int64_t>(count / kSamples, 1);
+  for (int64_t i = 0; i < count; i += step) {
+    int64_t at = 0;
+    for (int64_t dim = tensor.dim() - 1, rest = i; dim >= 0; rest /= tensor.size(dim), dim--) {
+      at += rest % tensor.size(dim) * tensor.stride(dim);
+    }
+    const std::uint32_t bits = type == Element::kFloat
+                                   ? static_cast<const std::uint32_t*>(tensor.data())[at]
+                                   : std::uint32_t{static_cast<const std::uint16_t*>(tensor.data())[at]} << 16;
+    if (IsOrdinary(bits)) return false;
+  }
+  return true;
+}
+
 void Rescale(const View& tensor, int exponent) {
-  if (exponent < 0) Apply(ScaleDown{}, exponent, tensor, tensor);
+  if (exponent < 0) Apply(ScaleDown, exponent, tensor, tensor);
+}
+
+void Finish(const FinishedRow& row, int64_t count, const Epilogue<float>& epilogue) {
+  const FloatControl exact(FloatControl::Exact());
+  for (int64_t i = 0; i < count; i++) {
+    float value = row.sums[i * row.sums_step];
+    if (row.bias != nullptr) value += row.bias[i * row.bias_step];
+    if (row.residual != nullptr) value += row.residual[i * row.step];
+    if (epilogue.activation == Activation::kRelu) {
+      value = value < 0 ? 0.0f : value;
+    } else if (epilogue.activation != Activation::kNone) {
+      value = static_cast<float>(Activated(epilogue.activation, epilogue.a, epilogue.b, value));
+    }
+    row.to[i * row.step] = value;
+  }
 }
 
 void ForwardOfTiny(const View& y, int exponent, const std::optional<View>& bias, const Epilogue<float>& epilogue,

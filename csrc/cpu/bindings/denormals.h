@@ -2,41 +2,16 @@
 // zero. Operands that are tiny as a whole are scaled by a power of two before, and the result is scaled back.
 #pragma once
 
-#include <xmmintrin.h>
-
+#include <cstddef>
 #include <functional>
 #include <optional>
 
 #include "bindings/tensors.h"
+#include "common/float_control.h"
 #include "common/memory.h"
+#include "common/scaling.h"
 
 namespace polyconv {
-
-// Floating-point control of this thread while it lives: by default the thread's own, with denormals counted as zero.
-class FloatControl {
- public:
-  static constexpr unsigned kDenormalsAreZero = 0x0040, kFlushToZero = 0x8000;
-
-  FloatControl() : FloatControl(_mm_getcsr() | kDenormalsAreZero | kFlushToZero) {}
-  explicit FloatControl(unsigned control) : before_(_mm_getcsr()) {
-    if (depth_++ == 0) own_ = before_;
-    _mm_setcsr(control);
-  }
-  ~FloatControl() {
-    depth_--;
-    _mm_setcsr(before_);
-  }
-
-  // The control that this thread had before all others.
-  static unsigned Own() { return depth_ == 0 ? _mm_getcsr() : own_; }
-  FloatControl(const FloatControl&) = delete;
-  FloatControl& operator=(const FloatControl&) = delete;
-
- private:
-  static inline thread_local int depth_ = 0;
-  static inline thread_local unsigned own_ = 0;
-  unsigned before_;
-};
 
 // An operand as kernels take it: the given tensor or, if all of its values are below 2^-48, a copy times 2^exponent.
 // Products of two such operands and of their sums lie above the denormals. Finding one value that is not tiny is enough,
@@ -67,8 +42,25 @@ struct Operands {
   const Operand a, b;
 };
 
+// True if none of some elements that are spread over the tensor is ordinary, so that all may be tiny. Float16 has no such
+// numbers.
+bool MayBeTiny(const View& tensor);
+
 // tensor *= 2^exponent, correctly rounded: the results may be denormal.
 void Rescale(const View& tensor, int exponent);
+
+// to[i] = activation(sums[i] + bias[i] + residual[i]), denormals included. Steps are in elements, that of the residual is
+// that of `to`. `bias` and `residual` may be null. `sums` may be `to`.
+struct FinishedRow {
+  const float* sums;
+  std::ptrdiff_t sums_step;
+  const float* bias;
+  std::ptrdiff_t bias_step;
+  const float* residual;
+  float* to;
+  std::ptrdiff_t step;
+};
+void Finish(const FinishedRow& row, int64_t count, const Epilogue<float>& epilogue);
 
 // Runs a forward pass on operands that are tiny: y = activation(2^exponent sum + bias + residual). `run` writes the sum.
 void ForwardOfTiny(const View& y, int exponent, const std::optional<View>& bias, const Epilogue<float>& epilogue,

@@ -3,12 +3,13 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <vector>
 
+#include "bindings/converted.h"
 #include "bindings/denormals.h"
 #include "bindings/forward.h"
-#include "bindings/half.h"
 #include "bindings/tensors.h"
 #include "common/memory.h"
 #include "depthwise/depthwise.h"
@@ -85,19 +86,31 @@ const Runtime& OneThread() {
   return runtime;
 }
 
-void SetX(DepthwiseShape& s, const HalfImages::Strides& strides, std::ptrdiff_t batch) {
+void SetX(DepthwiseShape& s, const Images::Strides& strides, std::ptrdiff_t batch) {
   s.x_batch = batch, s.x_channel = strides.channel, s.x_row = strides.row, s.x_column = strides.column;
 }
-void SetY(DepthwiseShape& s, const HalfImages::Strides& strides, std::ptrdiff_t batch) {
+void SetY(DepthwiseShape& s, const Images::Strides& strides, std::ptrdiff_t batch) {
   s.y_batch = batch, s.y_channel = strides.channel, s.y_row = strides.row, s.y_column = strides.column;
 }
 
-// A correlation of half-precision tensors.
-void CorrelateHalf(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, const Tensor& y,
-                   const Geometry& geometry, AxisOf axis_of, const std::optional<Tensor>& residual,
-                   const Epilogue<float>& epilogue) {
-  const HalfImages from(x), to(y), added(residual.has_value() ? *residual : y);
-  HalfElements weights(w), biases(bias.has_value() ? *bias : w);
+// y = activation(y + bias + residual) of a block in which y is a sum.
+void FinishBlock(const DepthwiseCorrelation& block, int64_t pixels, bool planes) {
+  const int64_t channels = int64_t{1} * block.groups * block.writes;
+  const int64_t outer = planes ? channels : pixels, inner = planes ? pixels : channels;
+  for (int64_t i = 0; i < outer; i++) {
+    const float* bias = block.bias == nullptr || !planes ? block.bias : block.bias + i;
+    const float* residual = block.epilogue.residual == nullptr ? nullptr : block.epilogue.residual + i * inner;
+    float* y = block.y + i * inner;
+    Finish({y, 1, bias, planes ? 0 : 1, residual, y, 1}, inner, block.epilogue);
+  }
+}
+
+// A correlation of tensors in half precision, or of tiny ones: see converted.h. Each block has a scale of its own.
+void CorrelateConverted(const View& x, const View& w, const std::optional<View>& bias, const View& y,
+                        const Geometry& geometry, AxisOf axis_of, const Epilogue<float>& epilogue,
+                        const void* residual) {
+  const Images from(x), to(y), added(y, residual);
+  Elements weights(w), biases(bias.has_value() ? *bias : w);
   DepthwiseCorrelation whole{ShapeOf(x, w, y, geometry, axis_of)};
   whole.reads = Extent(x, 1) / whole.groups;
   whole.writes = Extent(y, 1) / whole.groups;
@@ -106,8 +119,10 @@ void CorrelateHalf(const Tensor& x, const Tensor& w, const std::optional<Tensor>
   whole.bias = bias.has_value() ? biases.Widened(*bias) : nullptr;
   whole.bias_step = 1;
   whole.epilogue = epilogue;
+  const int weight_exponent = Normalise(weights.data(), static_cast<int64_t>(weights.size()));
   const std::size_t read = from.SizeOf(whole.reads), written = to.SizeOf(whole.writes);
-  const std::size_t kept = residual.has_value() ? written : 0;
+  const std::size_t kept = residual == nullptr ? 0 : written;
+  const bool in_place = !IsHalf(x) && !MayBeTiny(x);  // the weight is tiny
   ForEachBlock(x.size(0), whole.groups, std::max(from.together(), to.together()), read + written + kept,
                [&](int64_t image, int64_t first, int64_t groups, float* memory) {
                  const auto count = static_cast<std::size_t>(groups);
@@ -118,74 +133,102 @@ void CorrelateHalf(const Tensor& x, const Tensor& w, const std::optional<Tensor>
                  block.x = memory, block.y = y_copy;
                  block.w += first * whole.reads * whole.writes * whole.w_channel;
                  if (block.bias != nullptr) block.bias += first * whole.writes;
-                 SetX(block, from.StridesOf(groups * whole.reads), 0);
                  SetY(block, to.StridesOf(groups * whole.writes), 0);
-                 from.WidenTo(memory, image, first * whole.reads, groups * whole.reads);
+                 int exponent = weight_exponent;
+                 if (in_place) {
+                   block.x = x.const_data_ptr<float>() + image * x.stride(0) + first * whole.reads * x.stride(1);
+                 } else {
+                   SetX(block, from.StridesOf(groups * whole.reads), 0);
+                   exponent += from.WidenTo(memory, image, first * whole.reads, groups * whole.reads);
+                 }
                  if (kept > 0) {
-                   added.WidenTo(residual_copy, image, first * whole.writes, groups * whole.writes);
+                   added.CopyTo(residual_copy, image, first * whole.writes, groups * whole.writes);
                    block.epilogue.residual = residual_copy;
                  }
-                 RunDepthwise(TheSet(), block, OneThread());
-                 to.RoundFrom(y_copy, image, first * whole.writes, groups * whole.writes);
+                 DepthwiseCorrelation sum = block;
+                 if (exponent > 0) sum.bias = nullptr, sum.epilogue = {};
+                 RunDepthwise(TheSet(), sum, OneThread());
+                 const bool finishes = exponent > 0 && (block.bias != nullptr || !block.epilogue.IsEmpty());
+                 if (finishes) {
+                   Rescale(y_copy, static_cast<int64_t>(count * written), -exponent);
+                   FinishBlock(block, static_cast<int64_t>(to.SizeOf(1)), to.planes());
+                 }
+                 to.RoundFrom(y_copy, finishes ? 0 : -exponent, image, first * whole.writes, groups * whole.writes);
                });
 }
 
-// Computes the weight gradient of each image in float32, and adds these gradients in double.
-void WeightGradientHalf(const Tensor& x, const Tensor& dy, const Tensor& dw, const std::optional<Tensor>& db,
-                        const Geometry& geometry) {
+// The weight gradient of tensors in half precision, or of tiny ones: those of some images at a time in float32, which
+// are added in double.
+void ConvertedWeightGradient(const View& x, const View& dy, const View& dw, const std::optional<View>& db,
+                             const Geometry& geometry) {
   constexpr int64_t kMostParts = 64;
-  const HalfImages from(x), to(dy);
-  HalfElements weights(dw), biases(db.has_value() ? *db : dw);
+  const Images from(x), to(dy);
+  Elements weights(dw), biases(db.has_value() ? *db : dw);
   DepthwiseWeightGradient whole{ShapeOf(x, dw, dy, geometry, &ForwardAxis)};
   whole.multiplier = Extent(dy, 1) / whole.groups;
   whole.bias_step = 1;
   const int64_t images = whole.batch, together = (images + kMostParts - 1) / kMostParts;
-  const int64_t parts = (images + together - 1) / together;
-  const std::size_t size = weights.size(), outputs = static_cast<std::size_t>(dy.size(1)), part = size + outputs;
-  std::vector<float> sums(part * static_cast<std::size_t>(parts));  // [part][dw, db]
+  const int64_t parts = (images + together - 1) / together, outputs = dy.size(1);
+  const std::size_t size = weights.size(), part = size + outputs;
+  std::vector<float> sums(part * parts);                 // [part][dw, db]
+  std::vector<double> scales(parts * outputs * 2, 1.0);  // [part][output][dw, db]
   const std::size_t read = together * from.SizeOf(1), other = together * to.SizeOf(whole.multiplier);
   ForEachBlock(parts, whole.groups, std::max(from.together(), to.together()), read + other,
                [&](int64_t number, int64_t first, int64_t groups, float* memory) {
+                 const auto count = static_cast<std::size_t>(groups);
                  DepthwiseWeightGradient block = whole;
-                 float* dy_copy = memory + static_cast<std::size_t>(groups) * read;
+                 float* dy_copy = memory + count * read;
                  const int64_t channels = groups * whole.multiplier, first_image = number * together;
+                 const int64_t first_output = first * whole.multiplier;
                  block.batch = static_cast<int>(std::min(together, images - first_image));
                  block.groups = static_cast<int>(groups);
                  block.x = memory, block.dy = dy_copy;
-                 block.dw = sums.data() + number * part + first * whole.multiplier * whole.w_channel;
-                 if (db.has_value()) block.db = sums.data() + number * part + size + first * whole.multiplier;
+                 block.dw = sums.data() + number * part + first_output * whole.w_channel;
+                 if (db.has_value()) block.db = sums.data() + number * part + size + first_output;
                  SetX(block, from.StridesOf(groups), static_cast<std::ptrdiff_t>(from.SizeOf(groups)));
                  SetY(block, to.StridesOf(channels), static_cast<std::ptrdiff_t>(to.SizeOf(channels)));
-                 for (int64_t image = 0; image < block.batch; image++) {
-                   from.WidenTo(memory + image * block.x_batch, first_image + image, first, groups);
-                   to.WidenTo(dy_copy + image * block.y_batch, first_image + image, first * whole.multiplier, channels);
+                 int of_x = 0, of_dy = 0;
+                 if (block.batch == 1) {
+                   of_x = from.WidenTo(memory, first_image, first, groups);
+                   of_dy = to.WidenTo(dy_copy, first_image, first_output, channels);
+                 } else {
+                   for (int64_t image = 0; image < block.batch; image++) {
+                     from.CopyTo(memory + image * block.x_batch, first_image + image, first, groups);
+                     to.CopyTo(dy_copy + image * block.y_batch, first_image + image, first_output, channels);
+                   }
+                   of_x = Normalise(memory, static_cast<int64_t>(block.batch * from.SizeOf(groups)));
+                   of_dy = Normalise(dy_copy, static_cast<int64_t>(block.batch * to.SizeOf(channels)));
+                 }
+                 for (int64_t k = first_output; k < first_output + channels; k++) {
+                   scales[(number * outputs + k) * 2] = std::ldexp(1.0, -of_x - of_dy);
+                   scales[(number * outputs + k) * 2 + 1] = std::ldexp(1.0, -of_dy);
                  }
                  RunDepthwise(TheSet(), block, OneThread());
                });
-  const auto add_up = [&](HalfElements& total, std::size_t offset, const Tensor& target) {
-    for (std::size_t i = 0; i < total.size(); i++) {
-      double sum = 0.0;
-      for (int64_t number = 0; number < parts; number++) sum += sums[number * part + offset + i];
-      total.data()[i] = static_cast<float>(sum);
-    }
-    total.RoundTo(target);
+  const FloatControl own(FloatControl::Own());  // sums may be denormal
+  const auto total = [&](std::size_t at, int64_t output, int which) {
+    double sum = 0.0;
+    for (int64_t i = 0; i < parts; i++) sum += sums[i * part + at] * scales[(i * outputs + output) * 2 + which];
+    return static_cast<float>(sum);
   };
-  add_up(weights, 0, dw);
-  if (db.has_value()) add_up(biases, size, *db);
+  const int64_t taps_w = dw.size(3), taps = dw.size(2) * taps_w;
+  for (int64_t k = 0; k < outputs; k++) {
+    for (int64_t tap = 0; tap < taps; tap++) {
+      const int64_t at = k * whole.w_channel + tap / taps_w * whole.w_row + tap % taps_w * whole.w_column;
+      weights.data()[at] = total(at, k, 0);
+    }
+    if (db.has_value()) biases.data()[k] = total(size + k, k, 1);
+  }
+  weights.RoundTo(dw);
+  if (db.has_value()) biases.RoundTo(*db);
 }
 
 void ForwardOp(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, const Tensor& y,
                const std::vector<int64_t>& geometry, const std::optional<Tensor>& residual, int64_t activation,
                double a, double b) {
-  const Geometry read = ReadGeometry(geometry);
-  if (IsHalf(x)) {
-    RequireDepthwise(x, w, y, read);
-    RequireResidual(residual, y);
-    const auto epilogue = ReadEpilogue<float>(std::nullopt, activation, a, b, y);
-    if (y.numel() > 0) CorrelateHalf(x, w, bias, y, read, &ForwardAxis, residual, epilogue);
-    return;
-  }
-  DepthwiseForward(x, w, bias, y, read, ReadEpilogue<float>(residual, activation, a, b, y));
+  RequireResidual(residual, y);
+  DepthwiseForward(x, w, bias, y, ReadGeometry(geometry), ReadEpilogue<float>(std::nullopt, activation, a, b, y),
+                   residual.has_value() ? residual->const_data_ptr() : nullptr);
 }
 
 // `bias`: of a transposed convolution.
@@ -195,8 +238,10 @@ void InputGradientOp(const Tensor& dy, const Tensor& w, const Tensor& dx, const 
   RequireDepthwise(dx, w, dy, geometry);
   Require(geometry.border == Border::kZeros, "the depthwise input gradient knows only a border of zeros");
   if (dx.numel() == 0) return;
-  if (IsHalf(dx)) return CorrelateHalf(dy, w, bias, dx, geometry, &GradientAxis, std::nullopt, {});
   const FloatControl flush;
+  if (IsHalf(dy) || (AreConvertible(dy, dx, w, bias) && (MayBeTiny(dy) || MayBeTiny(w)))) {
+    return CorrelateConverted(dy, w, bias, dx, geometry, &GradientAxis, {}, nullptr);
+  }
   const Operands of(dy, w);
   DepthwiseCorrelation conv = Describe(of.a.view, of.b.view, dx, geometry, &GradientAxis);
   if (of.exponent() > 0) {
@@ -211,8 +256,10 @@ void WeightGradientOp(const Tensor& x, const Tensor& dy, const Tensor& dw, const
                       const std::vector<int64_t>& geometry_numbers) {
   const Geometry geometry = ReadGeometry(geometry_numbers);
   RequireDepthwise(x, dw, dy, geometry);
-  if (IsHalf(x)) return WeightGradientHalf(x, dy, dw, db, geometry);
   const FloatControl flush;
+  if (IsHalf(x) || (AreConvertible(x, dy, dw, db) && (MayBeTiny(x) || MayBeTiny(dy)))) {
+    return ConvertedWeightGradient(x, dy, dw, db, geometry);
+  }
   const Operands of(x, dy);
   DepthwiseWeightGradient g{ShapeOf(of.a.view, dw, of.b.view, geometry, &ForwardAxis)};
   g.x = of.a.view.const_data_ptr<float>();
@@ -243,19 +290,24 @@ int64_t LongestSumOp(const std::vector<int64_t>& sizes, const std::vector<int64_
 }  // namespace
 
 void DepthwiseForward(const View& x, const View& w, const std::optional<View>& bias, const View& y,
-                      const Geometry& geometry, const Epilogue<float>& epilogue) {
+                      const Geometry& geometry, Epilogue<float> epilogue, const void* residual) {
+  RequireDepthwise(x, w, y, geometry);
+  if (y.numel() == 0) return;
   const FloatControl flush;
+  if (IsHalf(x) || (AreConvertible(x, y, w, bias) && (MayBeTiny(x) || MayBeTiny(w)))) {
+    return CorrelateConverted(x, w, bias, y, geometry, &ForwardAxis, epilogue, residual);
+  }
+  epilogue.residual = static_cast<const float*>(residual);
   const Operands of(x, w);
+  DepthwiseCorrelation conv = Describe(of.a.view, of.b.view, y, geometry, &ForwardAxis);
   if (of.exponent() > 0) {
     return ForwardOfTiny(y, -of.exponent(), bias, epilogue, [&](const View& sum) {
-      DepthwiseForward(of.a.view, of.b.view, std::nullopt, sum, geometry, {});
+      RunDepthwise(TheSet(), Describe(of.a.view, of.b.view, sum, geometry, &ForwardAxis), TheRuntime());
     });
   }
-  RequireDepthwise(x, w, y, geometry);
-  DepthwiseCorrelation conv = Describe(x, w, y, geometry, &ForwardAxis);
   conv.epilogue = epilogue;
   SetBias(conv, bias);
-  if (y.numel() > 0) RunDepthwise(TheSet(), conv, TheRuntime());
+  RunDepthwise(TheSet(), conv, TheRuntime());
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(polyconv_cpu, m) {

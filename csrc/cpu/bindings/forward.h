@@ -15,8 +15,9 @@ void ConvolveForward(const View& x, const View& w, const std::optional<View>& bi
                      const Geometry& geometry, std::span<const int64_t> plan, const std::optional<View>& transformed,
                      const Epilogue<float>& epilogue, bool packed_only = false);
 
-// A forward pass of the depthwise engine.
+// A forward pass of the depthwise engine, in float32 or half precision. `residual`: laid out as `y`, in its type; may be
+// null.
 void DepthwiseForward(const View& x, const View& w, const std::optional<View>& bias, const View& y,
-                      const Geometry& geometry, const Epilogue<float>& epilogue);
+                      const Geometry& geometry, Epilogue<float> epilogue, const void* residual);
 
 }  // namespace polyconv

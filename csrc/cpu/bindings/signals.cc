@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "bindings/denormals.h"
 #include "bindings/tensors.h"
 #include "common/memory.h"
 #include "signals/signals.h"
@@ -48,6 +49,7 @@ void Correlate(SignalCorrelation& signal, const Tensor& x, const Tensor& y) {
   Require(signal.y_column == 1 || signal.target == 1, "rows of the output are contiguous");
   signal.x = DataOf(x, x), signal.y = OutputOf(y, x);
   AdviseHugePages(signal.y, static_cast<std::size_t>(y.numel()) * y.element_size());
+  const FloatControl flush;
   if (y.numel() > 0) RunSignals(TheSet(), signal, TheRuntime());
 }
 
@@ -57,6 +59,7 @@ void ForwardOp(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bi
   SignalCorrelation signal{SignalOf(x, w, y, ReadGeometry(geometry))};
   RequireResidual(residual, y);
   signal.epilogue = ReadEpilogue<float>(std::nullopt, activation, a, b, y);
+  signal.tiny = MayBeTiny(x) || MayBeTiny(w);
   signal.residual = DataOf(residual, x);
   signal.bias = DataOf(bias, x);
   if (bias.has_value()) signal.bias_step = bias->stride(0);
@@ -70,6 +73,7 @@ void InputGradientOp(const Tensor& dy, const Tensor& w, const Tensor& dx,
   Require(geometry.border == Border::kZeros, "the input gradient knows only a border of zeros");
   Require(geometry.stride_w == 1 && dy.size(1) == geometry.groups, "no stride and one output channel per group");
   SignalCorrelation signal{SignalOf(dy, w, dx, geometry)};
+  signal.tiny = MayBeTiny(dy) || MayBeTiny(w);
   signal.before = (signal.taps - 1) * signal.dilation - signal.before;
   const std::ptrdiff_t last_tap = (signal.taps - 1) * signal.w_column * static_cast<std::ptrdiff_t>(w.element_size());
   signal.w = static_cast<const char*>(DataOf(w, dy)) + last_tap;
@@ -80,8 +84,10 @@ void InputGradientOp(const Tensor& dy, const Tensor& w, const Tensor& dx,
 void WeightGradientOp(const Tensor& x, const Tensor& dy, const Tensor& dw, const std::optional<Tensor>& db,
                       const std::vector<int64_t>& geometry) {
   SignalWeightGradient g{SignalOf(x, dw, dy, ReadGeometry(geometry))};
+  g.tiny = MayBeTiny(x) || MayBeTiny(dy);
   g.x = DataOf(x, x), g.dy = DataOf(dy, x), g.dw = OutputOf(dw, x), g.db = OutputOf(db, x);
   if (db.has_value()) g.bias_step = db->stride(0);
+  const FloatControl flush;
   RunSignals(TheSet(), g, TheRuntime());
 }
 

@@ -72,12 +72,16 @@ int64_t View::numel() const {
   return std::accumulate(sizes_, sizes_ + dim_, int64_t{1}, std::multiplies<>());
 }
 
+const void* View::data() const {
+  const void* data = data_;
+  if (data == nullptr) STABLE_TORCH_ERROR_CODE_CHECK(torch_get_const_data_ptr(tensor_, &data));
+  return data;
+}
+
 template <class T>
 const T* View::const_data_ptr() const {
   Require(dtype_ == DtypeOf<T>(), "a tensor has elements of another type");
-  const void* data = data_;
-  if (data == nullptr) STABLE_TORCH_ERROR_CODE_CHECK(torch_get_const_data_ptr(tensor_, &data));
-  return static_cast<const T*>(data);
+  return static_cast<const T*>(data());
 }
 template const float* View::const_data_ptr() const;
 template const double* View::const_data_ptr() const;
@@ -98,19 +102,12 @@ int Narrow(int64_t value, const char* what) {
                            "; the CPU kernels take at most " + std::to_string(kLargest));
 }
 
-Element ElementOf(const Tensor& tensor) {
-  using torch::headeronly::ScalarType;
-  switch (tensor.scalar_type()) {
-    case ScalarType::Float:
-      return Element::kFloat;
-    case ScalarType::BFloat16:
-      return Element::kBfloat16;
-    case ScalarType::Half:
-      return Element::kFloat16;
-    default:
-      Require(false, "the signal kernels take float32, bfloat16 and float16");
-      return Element::kFloat;
-  }
+Element ElementOf(const View& tensor) {
+  static const int32_t bfloat16 = aoti_torch_dtype_bfloat16(), float16 = aoti_torch_dtype_float16();
+  if (tensor.dtype() == bfloat16) return Element::kBfloat16;
+  if (tensor.dtype() == float16) return Element::kFloat16;
+  Require(tensor.dtype() == DtypeOf<float>(), "the depthwise kernels take float32, bfloat16 and float16");
+  return Element::kFloat;
 }
 
 int Extent(const View& tensor, int dim) {

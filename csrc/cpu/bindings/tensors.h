@@ -34,6 +34,7 @@ class View {
   int64_t stride(int64_t dim) const { return strides_[dim]; }
   int64_t numel() const;
   int32_t dtype() const { return dtype_; }
+  const void* data() const;
   // Throw for tensors of other elements than T.
   template <class T>
   const T* const_data_ptr() const;
@@ -58,7 +59,7 @@ int Narrow(int64_t value, const char* what);
 int Extent(const View& tensor, int dim);
 
 // Element type of a tensor that kernels widen on load. Throws for others than float32, bfloat16 and float16.
-Element ElementOf(const Tensor& tensor);
+Element ElementOf(const View& tensor);
 
 // Geometry of a convolution. Bottom and right padding follow from the sizes of the tensors.
 struct Geometry {

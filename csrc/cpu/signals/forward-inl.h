@@ -2,7 +2,8 @@
 //
 // A row of floats has an interior, whose taps are all inside the signal and are read in place, and two edges, which are
 // packed as padded lines first. Half precision is widened into such lines: once, not once per tap. Sums are staged in
-// L1, so that one loop applies the epilogue and stores whole cache lines.
+// L1, so that one loop applies the epilogue and stores whole cache lines. Where operands may be tiny, lines and weights are
+// scaled, and the staged sums are scaled back.
 #if defined(POLYCONV_CPU_SIGNALS_FORWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef POLYCONV_CPU_SIGNALS_FORWARD_INL_H_
 #undef POLYCONV_CPU_SIGNALS_FORWARD_INL_H_
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "common/epilogue-inl.h"
+#include "common/float_control.h"
 #include "common/memory.h"
 #include "signals/lines-inl.h"
 
@@ -45,7 +47,7 @@ class SignalRows {
  public:
   explicit SignalRows(const SignalCorrelation& signal)
       : signal_(signal),
-        in_place_(std::is_same_v<T, float> && signal.x_column == 1 && signal.stride == 1),
+        in_place_(std::is_same_v<T, float> && signal.x_column == 1 && signal.stride == 1 && !signal.tiny),
         transposes_(!in_place_ && signal.x_channel == 1 && signal.multiplier == 1 && signal.groups >= kLanes / 2),
         chunk_(in_place_     ? 1 << 14
                : transposes_ ? 256
@@ -69,9 +71,10 @@ class SignalRows {
       float *lines = base + lines_at, *weights = base + weights_at, *staged = base + staged_at;
       for (std::int64_t task = begin; task < end; task++) {
         const std::int64_t image = task / blocks / chunks;
-        // Rows in place one after the other; otherwise channels innermost, which share cache lines.
-        const int block = static_cast<int>(in_place_ ? task / chunks % blocks : task % blocks);
-        const int first = static_cast<int>(in_place_ ? task % chunks : task / blocks % chunks) * chunk_;
+        // Rows one after the other if they are contiguous; otherwise channels innermost, which share cache lines.
+        const bool rows = signal_.x_column == 1;
+        const int block = static_cast<int>(rows ? task / chunks % blocks : task % blocks);
+        const int first = static_cast<int>(rows ? task % chunks : task / blocks % chunks) * chunk_;
         const int last = std::min(first + chunk_, signal_.target);
         const T* x = static_cast<const T*>(signal_.x) + image * signal_.x_batch +
                      block * channels / signal_.multiplier * signal_.x_channel;
@@ -82,7 +85,7 @@ class SignalRows {
         for (int c = 0; c < count; c++) {
           const Row row = RowOf(image, block * channels + c, weights);
           if (transposes_) {
-            Compute(row, lines + c * shape_.size(), first, last, staged);
+            ComputeLine(row, lines + c * shape_.size(), first, last, staged);
           } else if (in_place_) {
             ComputeInPlace(row, x, first, last, lines, staged);
           } else {
@@ -99,6 +102,7 @@ class SignalRows {
 
   struct Row {
     const float* weights;
+    int exponent;  // of the factor in the sums
     float bias;
     T* y;
     const T* residual;
@@ -113,8 +117,9 @@ class SignalRows {
     const auto* bias = static_cast<const T*>(signal_.bias);
     const std::ptrdiff_t at = image * signal_.y_batch + channel * signal_.y_channel;
     const auto* residual = static_cast<const T*>(signal_.residual);
-    return {weights, bias == nullptr ? 0.0f : One(bias + channel * signal_.bias_step), static_cast<T*>(signal_.y) + at,
-            residual == nullptr ? nullptr : residual + at};
+    const int exponent = signal_.tiny ? Normalise(weights, signal_.taps) : 0;
+    return {weights, exponent, bias == nullptr ? 0.0f : One(bias + channel * signal_.bias_step),
+            static_cast<T*>(signal_.y) + at, residual == nullptr ? nullptr : residual + at};
   }
 
   // Outputs [first, last), of which the interior are those whole vectors that see nothing outside. A few vectors do not
@@ -134,6 +139,12 @@ class SignalRows {
   void ComputePacked(const Row& row, const T* x, int first, int last, float* line, float* staged) const {
     if (first == last) return;
     PackLine(shape_, x, PositionOf(first), PositionsOf(last - first), line);
+    ComputeLine(row, line, first, last, staged);
+  }
+
+  // A packed line, which is scaled if it is tiny.
+  void ComputeLine(Row row, float* line, int first, int last, float* staged) const {
+    if (signal_.tiny) row.exponent += NormaliseLine(shape_, PositionsOf(last - first), line);
     Compute(row, line, first, last, staged);
   }
 
@@ -150,7 +161,15 @@ class SignalRows {
         SumTile<kTileVectors / 2>(row, line + v * kLanes, staged + v * kLanes);
       }
       for (; v < vectors; v++) SumTile<1>(row, line + v * kLanes, staged + v * kLanes);
-      Write(staged, row.y + first, row.residual == nullptr ? nullptr : row.residual + first, count);
+      const T* residual = row.residual == nullptr ? nullptr : row.residual + first;
+      if (HWY_LIKELY(row.exponent == 0)) {
+        Write(staged, row.y + first, residual, count);
+      } else {
+        Rescale(staged, count, -row.exponent);
+        const FloatControl exact(FloatControl::Exact());
+        for (int i = 0; i < count && row.bias != 0.0f; i++) staged[i] += row.bias;
+        Write(staged, row.y + first, residual, count);
+      }
     }
   }
 
@@ -160,7 +179,7 @@ class SignalRows {
     POLYCONV_UNROLL
     for (int z = 0; z < kVectors; z++) {
       __builtin_prefetch(line + z * kLanes + kPrefetch);
-      sums[z] = Broadcast(row.bias);
+      sums[z] = Broadcast(row.exponent == 0 ? row.bias : 0.0f);
     }
     const int taps = signal_.taps;
     if (!shares_) {

@@ -1,7 +1,8 @@
 // Weight gradient of depthwise signals, with outputs of one row in the lanes.
 //
 // A lane sums at most kSignalChunk / kLanes products of a row in float; the lanes are added, and these sums are added in
-// double, chunk after chunk. The cut depends on the sizes alone, so results do not depend on the number of threads.
+// double, chunk after chunk. The cut depends on the sizes alone, so results do not depend on the number of threads. Where
+// operands may be tiny, lines are packed and scaled, and the sums are scaled back in double.
 #if defined(POLYCONV_CPU_SIGNALS_GRADIENT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef POLYCONV_CPU_SIGNALS_GRADIENT_INL_H_
 #undef POLYCONV_CPU_SIGNALS_GRADIENT_INL_H_
@@ -10,9 +11,11 @@
 #endif
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
+#include "common/float_control.h"
 #include "common/memory.h"
 #include "signals/lines-inl.h"
 
@@ -65,7 +68,8 @@ class SignalWeights {
  public:
   explicit SignalWeights(const SignalWeightGradient& gradient)
       : gradient_(gradient),
-        in_place_(std::is_same_v<T, float> && gradient.x_column == 1 && gradient.stride == 1 && gradient.y_column == 1),
+        in_place_(std::is_same_v<T, float> && gradient.x_column == 1 && gradient.stride == 1 &&
+                  gradient.y_column == 1 && !gradient.tiny),
         transposes_((gradient.x_channel == 1 || gradient.y_channel == 1) && !in_place_ && gradient.multiplier == 1 &&
                     gradient.groups >= kLanes / 2),
         chunk_(transposes_ ? 256 : kSignalChunk),
@@ -126,7 +130,8 @@ class SignalWeights {
         Pack(x_shape_, x, channels, PositionOf(first), PositionsOf(size), x_lines);
         Pack(dy_shape_, dy, channels, first, size, dy_lines);
         for (int c = 0; c < channels; c++) {
-          Add(x_lines + c * x_shape_.size(), dy_lines + c * dy_shape_.size(), size, totals + (k - first_k + c) * pitch);
+          AddLines(x_lines + c * x_shape_.size(), dy_lines + c * dy_shape_.size(), size,
+                   totals + (k - first_k + c) * pitch);
         }
         continue;
       }
@@ -145,7 +150,7 @@ class SignalWeights {
         if (edge[0] == edge[1]) continue;
         PackLine(x_shape_, x, PositionOf(edge[0]), PositionsOf(edge[1] - edge[0]), x_lines);
         PackLine(dy_shape_, dy, edge[0], edge[1] - edge[0], dy_lines);
-        Add(x_lines, dy_lines, edge[1] - edge[0], sums);
+        AddLines(x_lines, dy_lines, edge[1] - edge[0], sums);
       }
     }
   }
@@ -154,6 +159,17 @@ class SignalWeights {
     if (shape.channel == 1) return PackTransposed(shape, from, channels, first, count, lines);
     for (int c = 0; c < channels; c++)
       PackLine(shape, from + c * shape.channel, first, count, lines + c * shape.size());
+  }
+
+  // Packed lines, which are scaled if they are tiny.
+  void AddLines(float* x, float* dy, int outputs, double* totals) const {
+    if (!gradient_.tiny) return Add(x, dy, outputs, totals);
+    const int of_x = NormaliseLine(x_shape_, PositionsOf(outputs), x), of_dy = Normalise(dy, outputs);
+    if (of_x + of_dy == 0) return Add(x, dy, outputs, totals);
+    std::vector<double> sums(gradient_.taps + 1);
+    Add(x, dy, outputs, sums.data());
+    for (int q = 0; q < gradient_.taps; q++) totals[q] += std::ldexp(sums[q], -of_x - of_dy);
+    totals[gradient_.taps] += std::ldexp(sums[gradient_.taps], -of_dy);
   }
 
   // Zeros follow the last outputs in dy, if they are no whole vector.
@@ -196,6 +212,7 @@ class SignalWeights {
   }
 
   void Finish(std::int64_t k, const double* partial, std::size_t share) const {
+    const FloatControl exact(FloatControl::Exact());
     const auto total = [&](std::size_t tap) HWY_ATTR {
       double sum = 0;
       for (int part = 0; part < parts_; part++) sum += partial[part * share + tap];

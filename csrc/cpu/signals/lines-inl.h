@@ -14,6 +14,7 @@
 #include "common/border.h"
 #include "common/elements-inl.h"
 #include "common/integers.h"
+#include "common/scaling.h"
 #include "signals/signals.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -118,6 +119,18 @@ HWY_NOINLINE void PackTransposed(const LineShape& shape, const T* image, int cha
       }
     }
   }
+}
+
+// Scales a packed line of `count` positions if all of it is tiny. Returns the exponent.
+inline int NormaliseLine(const LineShape& shape, int count, float* line) {
+  const auto size = [&](int r) { return CeilDiv(std::max(count - r, 0), shape.stride); };
+  std::uint32_t largest = 0;
+  for (int r = 0; r < shape.stride; r++) largest = std::max(largest, LargestMagnitude(line + r * shape.pitch, size(r)));
+  const int exponent = ExponentFor(largest);
+  for (int r = 0; r < shape.stride && exponent > 0; r++) {
+    ScaleUp({line + r * shape.pitch, 1, line + r * shape.pitch, 1}, size(r), exponent);
+  }
+  return exponent;
 }
 
 // Weights of one channel as floats.

@@ -20,6 +20,7 @@ struct Signal {
   int taps, stride, dilation;
   int before;  // negative: the source is cropped
   Border border;
+  bool tiny;  // operands may be: see common/scaling.h
 
   // In elements.
   std::ptrdiff_t x_batch, x_channel, x_column;
