@@ -132,10 +132,10 @@ class Chooser:
         def together() -> Any:
             return _operator()(x, whole.weights, whole.bias, residual, whole.numbers, *whole.ab)
 
-        best = self._session({SEPARATE: separate, CHAIN: together}, SEPARATE, x).best
+        best = self._session({SEPARATE: separate, CHAIN: together}, x, SEPARATE, CHAIN).best
         return Entry(CHAIN if MIN_SPEEDUP * best[CHAIN] < best[SEPARATE] else SEPARATE, best, best[SEPARATE])
 
-    def _session(self, calls: Mapping[str, Callable[[], Any]], stays: str, x: Tensor) -> Elimination:
+    def _session(self, calls: Mapping[str, Callable[[], Any]], x: Tensor, *stays: str) -> Elimination:
         """Trials with cold weights; the input is in the cache as far as it fits, as the layer before has written it."""
         flush = torch.zeros(max(1, min(self.weight_bytes, CACHE_BYTES) // 4))
 
@@ -144,12 +144,12 @@ class Chooser:
             x.add_(0.0)
 
         with torch.inference_mode():
-            return run_trials(calls, ROUNDS, stays, before)
+            return run_trials(calls, ROUNDS, *stays, before=before)
 
     def _trials(self, layer: Layer, able: dict[str, CpuCandidate]) -> Entry:
         x = _random(layer.problem.x_shape)
         calls = {ONEDNN: _call(layer, None), **{name: _call(layer, one) for name, one in able.items()}}
-        session = self._session({name: partial(call, x) for name, call in calls.items()}, ONEDNN, x)
+        session = self._session({name: partial(call, x) for name, call in calls.items()}, x, ONEDNN)
         best = session.best
         winner = session.winner(ONEDNN, ONEDNN, 0.0) or ONEDNN
         if winner != ONEDNN:
@@ -158,11 +158,11 @@ class Chooser:
 
 
 def run_trials(
-    calls: Mapping[str, Callable[[], object]], rounds: int, stays: str, before: Callable[[], object] = lambda: None
+    calls: Mapping[str, Callable[[], object]], rounds: int, *stays: str, before: Callable[[], object] = lambda: None
 ) -> Elimination:
     """Time calls in turn until one is decided on; each first runs once untimed, and ``before`` runs before each trial.
-    The call named ``stays`` is never dropped."""
-    session = Elimination(list(calls), rounds, stays=(stays,))
+    Calls named in ``stays`` are never dropped."""
+    session = Elimination(list(calls), rounds, stays)
     for call in calls.values():
         call()
     while not session.decided:
