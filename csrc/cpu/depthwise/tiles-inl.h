@@ -285,16 +285,17 @@ class DepthwiseTiles {
   HWY_NOINLINE void Finish(const float* sums, int rows, int pixels, int written_pixels, float* y,
                            int written_lanes) const {
     WithFinisher(conv_.epilogue, conv_.y, [&](const auto& finish) HWY_ATTR {
-      for (int i = 0; i < rows * pixels; i++) {
-        if (i % pixels < written_pixels) continue;
-        float* target = y + i / pixels * conv_.y_row + i % pixels * conv_.y_column;
-        const Floats sum = hn::Load(kFloats, sums + i * kLanes);
-        if (written_lanes > 0) {
-          StoreBetween(target, finish.Between(sum, target, written_lanes, kLanes), written_lanes, kLanes);
-        } else if (stream_) {
-          hn::Stream(finish.Whole(sum, target), kFloats, target);
-        } else {
-          Store(target, finish.Whole(sum, target));
+      for (int row = 0; row < rows; row++) {
+        for (int pixel = written_pixels; pixel < pixels; pixel++) {
+          float* target = y + row * conv_.y_row + pixel * conv_.y_column;
+          const Floats sum = hn::Load(kFloats, sums + (row * pixels + pixel) * kLanes);
+          if (written_lanes > 0) {
+            StoreBetween(target, finish.Between(sum, target, written_lanes, kLanes), written_lanes, kLanes);
+          } else if (stream_) {
+            hn::Stream(finish.Whole(sum, target), kFloats, target);
+          } else {
+            Store(target, finish.Whole(sum, target));
+          }
         }
       }
     });

@@ -133,10 +133,10 @@ class Chooser:
         def together() -> Any:
             return _operator()(inputs, whole.weights, whole.bias, residual, None, whole.numbers, *whole.ab)
 
-        best = self._session({SEPARATE: separate, CHAIN: together}, SEPARATE, inputs).best
+        best = self._session({SEPARATE: separate, CHAIN: together}, inputs, SEPARATE, CHAIN).best
         return Entry(CHAIN if MIN_SPEEDUP * best[CHAIN] < best[SEPARATE] else SEPARATE, best, best[SEPARATE])
 
-    def _session(self, calls: Mapping[str, Callable[[], Any]], stays: str, inputs: list[Tensor]) -> Elimination:
+    def _session(self, calls: Mapping[str, Callable[[], Any]], inputs: list[Tensor], *stays: str) -> Elimination:
         """Trials with cold weights; the input is in the cache as far as it fits, as the layer before has written it."""
         flush = torch.zeros(max(1, min(self.weight_bytes, CACHE_BYTES) // 4))
 
@@ -146,12 +146,12 @@ class Chooser:
                 x.add_(0.0)
 
         with torch.inference_mode():
-            return run_trials(calls, ROUNDS, stays, before)
+            return run_trials(calls, ROUNDS, *stays, before=before)
 
     def _trials(self, layer: Layer, able: dict[str, CpuCandidate]) -> Entry:
         inputs = _inputs(layer)
         calls = {ONEDNN: _call(layer, None), **{name: _call(layer, one) for name, one in able.items()}}
-        session = self._session({name: partial(call, inputs) for name, call in calls.items()}, ONEDNN, inputs)
+        session = self._session({name: partial(call, inputs) for name, call in calls.items()}, inputs, ONEDNN)
         best = session.best
         winner = session.winner(ONEDNN, ONEDNN, 0.0) or ONEDNN
         if winner != ONEDNN:
@@ -160,11 +160,11 @@ class Chooser:
 
 
 def run_trials(
-    calls: Mapping[str, Callable[[], object]], rounds: int, stays: str, before: Callable[[], object] = lambda: None
+    calls: Mapping[str, Callable[[], object]], rounds: int, *stays: str, before: Callable[[], object] = lambda: None
 ) -> Elimination:
     """Time calls in turn until one is decided on; each first runs once untimed, and ``before`` runs before each trial.
-    The call named ``stays`` is never dropped."""
-    session = Elimination(list(calls), rounds, stays=(stays,))
+    Calls named in ``stays`` are never dropped."""
+    session = Elimination(list(calls), rounds, stays)
     for call in calls.values():
         call()
     while not session.decided:
