@@ -13,6 +13,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..activation import Activation
+from ..autotune.online import trim_memory
 from .choice import ONEDNN, Choice, Chooser, Outcomes
 from .layer import C_SHIM, Layer, layer_of, operator
 from .private import frozen_options
@@ -60,6 +61,8 @@ class LayerPass:
                 self.layers.append(CompiledLayer(_in_words(layer), choice))
                 if choice.candidate is not None:
                     _replace(gm, graph, layer, choice, len(self.layers))
+                del layer
+                trim_memory()  # of the trials, and of the weight that was packed for oneDNN
         self.outcomes.save()
         graph.eliminate_dead_code()
 
