@@ -13,6 +13,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..activation import Activation
+from ..autotune.online import trim_memory
 from .chain import Link, chain_call, chains, link_of
 from .choice import CHAIN, ONEDNN, Choice, Chooser, Outcomes
 from .layer import C_SHIM, Layer, layer_of, operator
@@ -65,7 +66,11 @@ class LayerPass:
                 if choice.candidate is not None:
                     out = _replace(gm, graph, layer, choice, len(self.layers))
                 if (link := link_of(len(self.layers) - 1, layer, out, choice.candidate)) is not None:
+                    if links and not any(each.is_depthwise for each in (*links[-2:], link)):
+                        links.pop()  # it is in no chain, and holds its weights
                     links.append(link)
+                del layer, link
+                trim_memory()  # of the trials, and of the weight that was packed for oneDNN
             self._chain(gm, graph, chooser, links)
         self.outcomes.save()
         graph.eliminate_dead_code()
