@@ -56,7 +56,7 @@ class Folder:
 
     def __init__(self, path: Path, within: Folder | None = None, *, follows: bool = False) -> None:
         self.path = path
-        self._no_link = within._no_link if within is not None else 0 if follows else _NO_LINK
+        self._no_link: int = within._no_link if within is not None else 0 if follows else _NO_LINK
         if within is None:
             self._descriptor = os.open(path, os.O_RDONLY | _FOLDER)
         else:
@@ -242,7 +242,8 @@ def _read(descriptor: int, path: Path | str, most: int, trusted: Collection[int]
 
 def _all_bytes(descriptor: int, size: int, most: int) -> bytes:
     """Contents of a file, and a byte more than ``most`` of a larger one: it may grow, or not report its size."""
-    parts, left = [], most + 1
+    parts: list[bytes] = []
+    left = most + 1
     while left and (part := os.read(descriptor, min(left, size + 1 if not parts else 2**16))):
         parts.append(part)
         left -= len(part)

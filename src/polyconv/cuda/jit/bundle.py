@@ -100,7 +100,9 @@ class Bundle:
         kernels: Mapping[str, Mapping[str, str]] = self.manifest["kernels"]
         entries = {
             listed["identity"]: entry
-            for entry, listed in reversed(kernels.items())  # of several compilers the first, as without identities
+            for entry, listed in reversed(
+                list(kernels.items())
+            )  # of several compilers the first, as without identities
             if "identity" in listed and "meta" in listed
         }
         return replace(self.unlisted, listed=kernels, entries=entries)
