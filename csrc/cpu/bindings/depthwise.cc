@@ -51,6 +51,7 @@ DepthwiseCorrelation Describe(const View& x, const View& w, const View& y, const
   c.y = y.mutable_data_ptr<float>();
   c.reads = Extent(x, 1) / c.groups;
   c.writes = Extent(y, 1) / c.groups;
+  c.x_group = c.reads * c.x_channel;
   AdviseHugePages(c.y, static_cast<std::size_t>(y.numel()) * sizeof(float));
   return c;
 }
@@ -120,6 +121,7 @@ void CorrelateHalf(const Tensor& x, const Tensor& w, const std::optional<Tensor>
                  if (block.bias != nullptr) block.bias += first * whole.writes;
                  SetX(block, from.StridesOf(groups * whole.reads), 0);
                  SetY(block, to.StridesOf(groups * whole.writes), 0);
+                 block.x_group = block.reads * block.x_channel;
                  from.WidenTo(memory, image, first * whole.reads, groups * whole.reads);
                  if (kept > 0) {
                    added.WidenTo(residual_copy, image, first * whole.writes, groups * whole.writes);
@@ -186,6 +188,37 @@ void ForwardOp(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bi
     return;
   }
   DepthwiseForward(x, w, bias, y, read, ReadEpilogue<float>(residual, activation, a, b, y));
+}
+
+// Slices of a depthwise convolution of volumes, each with all of its taps along the depth: output slice n of channel g
+// sums over the slices x[n][g][t], which are views and overlap. w: [channel][tap along the depth][row][column].
+void SlicesOp(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, const Tensor& y,
+              const std::vector<int64_t>& geometry_numbers) {
+  const Geometry geometry = ReadGeometry(geometry_numbers);
+  Require(x.dim() == 5 && w.dim() == 4 && y.dim() == 4, "slices have five dimensions, weights and outputs four");
+  Require(x.size(0) == y.size(0) && x.size(1) == y.size(1) && w.size(0) == y.size(1) && w.size(1) == x.size(2),
+          "the sizes of slices, weights and outputs differ");
+  Require(w.stride(0) == w.size(1) * w.stride(1), "the taps of all channels are equally far apart");
+  Require(x.scalar_type() == y.scalar_type() && w.scalar_type() == y.scalar_type() && !IsHalf(y),
+          "the tensors are of float32");
+  Require(geometry.border == Border::kZeros, "slices know only a border of zeros");
+  if (y.numel() == 0) return;
+  const FloatControl flush;
+  const auto axis = [&](int dim, int stride, int dilation, int before) {
+    return ForwardAxis(Extent(x, dim + 1), Extent(y, dim), Extent(w, dim), stride, dilation, before);
+  };
+  DepthwiseCorrelation c{};
+  c.batch = Extent(y, 0), c.groups = Extent(y, 1), c.reads = Extent(x, 2), c.writes = 1;
+  c.height = axis(2, geometry.stride_h, geometry.dilation_h, geometry.top);
+  c.width = axis(3, geometry.stride_w, geometry.dilation_w, geometry.left);
+  c.border = geometry.border;
+  c.x_batch = x.stride(0), c.x_group = x.stride(1), c.x_row = x.stride(3), c.x_column = x.stride(4);
+  c.x_channel = c.reads > 1 ? x.stride(2) : x.stride(1);
+  c.y_batch = y.stride(0), c.y_channel = y.stride(1), c.y_row = y.stride(2), c.y_column = y.stride(3);
+  c.w_channel = w.stride(1), c.w_row = w.stride(2), c.w_column = w.stride(3);
+  c.x = x.const_data_ptr<float>(), c.w = w.const_data_ptr<float>(), c.y = y.mutable_data_ptr<float>();
+  if (bias.has_value()) c.bias = bias->const_data_ptr<float>(), c.bias_step = bias->stride(0);
+  RunDepthwise(TheSet(), c, TheRuntime());
 }
 
 // `bias`: of a transposed convolution.
@@ -264,6 +297,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(polyconv_cpu, m) {
       "depthwise_fprop(Tensor x, Tensor w, Tensor? bias, Tensor(a!) y, int[] geometry, "
       "Tensor? residual=None, int activation=0, float activation_a=0, float activation_b=0) -> ()");
   m.def("depthwise_dgrad(Tensor dy, Tensor w, Tensor(a!) dx, int[] geometry, Tensor? bias=None) -> ()");
+  m.def("depthwise_slices(Tensor x, Tensor w, Tensor? bias, Tensor(a!) y, int[] geometry) -> ()");
   m.def("depthwise_longest_sum(int[] sizes, int[] geometry) -> int");
   m.def("depthwise_wgrad(Tensor x, Tensor dy, Tensor(a!) dw, Tensor(b!)? db, int[] geometry) -> ()");
 }
@@ -271,6 +305,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(polyconv_cpu, m) {
 STABLE_TORCH_LIBRARY_IMPL(polyconv_cpu, CompositeExplicitAutograd, m) {
   m.impl("depthwise_fprop", TORCH_BOX(&ForwardOp));
   m.impl("depthwise_dgrad", TORCH_BOX(&InputGradientOp));
+  m.impl("depthwise_slices", TORCH_BOX(&SlicesOp));
   m.impl("depthwise_longest_sum", TORCH_BOX(&LongestSumOp));
   m.impl("depthwise_wgrad", TORCH_BOX(&WeightGradientOp));
 }
