@@ -21,6 +21,8 @@ from cpu_passes import (
     same_bits_for_any_threads,
 )
 from polyconv.cpu import native
+from polyconv.cpu.engines import depthwise_volumes
+from polyconv.problem import Problem
 
 load_native()
 
@@ -213,3 +215,61 @@ def test_what_is_not_depthwise_is_refused() -> None:
     x, w, y = torch.randn(1, 4, 8, 8), torch.randn(4, 2, 3, 3), torch.empty(1, 4, 6, 6)
     with pytest.raises(RuntimeError, match="one input channel per group"):
         torch.ops.polyconv_cpu.depthwise_fprop(x, w, None, y, [1, 1, 0, 0, 1, 1, 2, 0])
+
+
+VOLUMES = [
+    ((1, 8, 9, 10, 20), 5, 1, 2, 1),
+    ((2, 3, 7, 33, 18), 3, 1, 1, 1),
+    ((1, 4, 6, 9, 40), (3, 5, 3), (2, 1, 2), (1, 2, 1), 1),
+    ((1, 2, 8, 8, 70), 3, 1, 2, 2),
+    ((2, 5, 4, 6, 16), (1, 3, 3), 1, (0, 1, 1), 1),
+    ((1, 3, 5, 5, 17), (4, 2, 3), 1, 0, 1),
+]
+
+
+@pytest.mark.parametrize(("shape", "kernel", "stride", "padding", "dilation"), VOLUMES)
+@pytest.mark.parametrize("scale", [1.0, 1e-35])
+def test_volumes_sum_over_all_depth_taps_at_once(shape, kernel, stride, padding, dilation, scale: float) -> None:
+    channels = shape[1]
+    conv = torch.nn.Conv3d(channels, channels, kernel, stride, padding, dilation, groups=channels)
+    x, w, b = torch.randn(shape), conv.weight.detach() * scale, conv.bias.detach() * scale
+    moves = {"stride": conv.stride, "dilation": conv.dilation, "groups": channels}
+    moves["padding"] = tuple(pad for pad in conv.padding for _ in range(2))
+    expected = F.conv3d(x.double(), w.double(), b.double(), conv.stride, conv.padding, conv.dilation, channels)
+    y = torch.full(expected.shape, torch.nan)
+    forward = Problem.make("fprop", shape, tuple(w.shape), bias=True, **moves)
+    depthwise_volumes.prepare(None, forward, None)({"x": x, "w": w, "bias": b, "y": y})
+    assert (y - expected).abs().max() <= 1e-5 * expected.abs().max()
+    backward = Problem.make("dgrad", shape, tuple(w.shape), **moves)
+    if max(conv.stride) > 1:
+        assert depthwise_volumes.refusal(backward)
+        return
+    dy, dx = torch.randn(expected.shape), torch.full(shape, torch.nan)
+    grad = torch.nn.grad.conv3d_input(
+        shape, w.double(), dy.double(), conv.stride, conv.padding, conv.dilation, channels
+    )
+    depthwise_volumes.prepare(None, backward, None)({"y": dy, "w": w, "x": dx})
+    assert (dx - grad).abs().max() <= 1e-5 * grad.abs().max()
+
+
+def test_volumes_that_are_refused() -> None:
+    def refusal(x=(1, 4, 8, 8, 8), w=(4, 1, 3, 3, 3), kind="fprop", groups=4, **moves) -> str | None:
+        return depthwise_volumes.refusal(Problem.make(kind, x, w, groups=groups, **moves))
+
+    assert refusal() is None
+    assert refusal(kind="wgrad")
+    assert refusal(w=(8, 1, 3, 3, 3))
+    assert refusal(w=(4, 2, 3, 3, 3), groups=2)
+    assert refusal(dtype="float64")
+    assert refusal(padding=(3, 3, 0, 0, 0, 0))  # the first output slice meets no input
+    assert refusal(padding=(1, 1, 1, 1, 1, 1), padding_mode="reflect")
+
+
+def test_slices_of_wrong_sizes_are_refused() -> None:
+    slices = native.operator("depthwise_slices")
+    x, w, y = torch.zeros(2, 4, 3, 8, 8), torch.zeros(4, 3, 3, 3), torch.zeros(2, 4, 6, 6)
+    geometry = [1, 1, 0, 0, 1, 1, 4, 0]
+    slices(x, w, None, y, geometry)
+    for wrong in ((x[:1], w, y), (x[:, :, :2], w, y), (x, w[:3], y), (x.double(), w, y), (x, w, y[:, 0])):
+        with pytest.raises(RuntimeError):
+            slices(wrong[0], wrong[1], None, wrong[2], geometry)

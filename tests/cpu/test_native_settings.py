@@ -9,6 +9,7 @@ import polyconv
 from commands import python
 from polyconv import settings
 from polyconv.cpu import native, planner
+from polyconv.cpu.backend import CpuBackend
 from polyconv.cpu.device import VECTOR_LANES
 
 if not native.is_available():
@@ -26,6 +27,18 @@ def test_the_output_pool_follows_its_setting_and_can_be_released() -> None:
         assert idle() == 0
     native.empty_output(torch.empty(0), shape, strides)
     assert idle() >= 2**24
+
+
+def test_large_outputs_in_half_precision_are_pooled() -> None:
+    idle = torch.ops.polyconv_cpu.output_pool_idle_bytes
+    with settings.use(output_pool=0):
+        assert idle() == 0
+    for dtype in (torch.bfloat16, torch.float16):
+        new = CpuBackend().new_output(torch.empty(0, dtype=dtype), (2**23 + 1,), (1,))
+        assert new.dtype == dtype
+        assert new.shape == (2**23 + 1,)
+        del new
+        assert idle() == 2**24 + 2**21  # whole huge pages, of two bytes per element
 
 
 def test_a_process_starts_with_the_output_pool_of_its_environment() -> None:

@@ -170,7 +170,7 @@ class Chain {
       d.batch = 1, d.groups = c.out_channels, d.reads = d.writes = 1;
       d.height = ForwardAxis(c.in_height, c.out_height, c.taps_h, c.stride_h, 1, c.top);
       d.width = ForwardAxis(c.in_width, c.out_width, c.taps_w, c.stride_w, 1, c.left);
-      d.x_channel = d.y_channel = d.w_channel = d.bias_step = 1;
+      d.x_channel = d.x_group = d.y_channel = d.w_channel = d.bias_step = 1;
       d.x_row = c.x_row, d.x_column = c.x_column, d.y_row = c.y_row, d.y_column = c.y_column;
       d.w_column = c.out_channels, d.w_row = d.w_column * c.taps_w;
       d.x = x, d.w = c.w, d.bias = c.bias, d.y = y, d.epilogue = c.epilogue;

@@ -136,11 +136,11 @@ int64_t HashOp(const Tensor& dense) {
 }
 
 #if TORCH_FEATURE_VERSION >= TORCH_VERSION_2_11_0
-// Uninitialised dense float32 tensor on pooled memory. Without elements if the pool has no block for it.
+// Uninitialised dense tensor of the type of `like` on pooled memory. Without elements if the pool has no block for it.
 Tensor EmptyOutputOp(const Tensor& like, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
   int64_t count = 1;
   for (const int64_t size : sizes) count *= std::max<int64_t>(size, 1);
-  const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(float);
+  const std::size_t bytes = static_cast<std::size_t>(count) * like.element_size();
   constexpr std::size_t kSmallest = std::size_t{16} << 20;  // below this torch's allocator is as fast
   void* block = bytes >= kSmallest ? TakeOutputBlock(bytes) : nullptr;
   if (block == nullptr) return torch::stable::new_empty(like, {0});

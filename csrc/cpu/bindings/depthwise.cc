@@ -52,6 +52,7 @@ DepthwiseCorrelation Describe(const View& x, const View& w, const View& y, const
   c.y = y.mutable_data_ptr<float>();
   c.reads = Extent(x, 1) / c.groups;
   c.writes = Extent(y, 1) / c.groups;
+  c.x_group = c.reads * c.x_channel;
   AdviseHugePages(c.y, static_cast<std::size_t>(y.numel()) * sizeof(float));
   return c;
 }
@@ -141,6 +142,7 @@ void CorrelateConverted(const View& x, const View& w, const std::optional<View>&
                    SetX(block, from.StridesOf(groups * whole.reads), 0);
                    exponent += from.WidenTo(memory, image, first * whole.reads, groups * whole.reads);
                  }
+                 block.x_group = block.reads * block.x_channel;
                  if (kept > 0) {
                    added.CopyTo(residual_copy, image, first * whole.writes, groups * whole.writes);
                    block.epilogue.residual = residual_copy;
@@ -231,6 +233,47 @@ void ForwardOp(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bi
                    residual.has_value() ? residual->const_data_ptr() : nullptr);
 }
 
+// Slices of a depthwise convolution of volumes, each with all of its taps along the depth: output slice n of channel g
+// sums over the slices x[n][g][t], which are views and overlap. w: [channel][tap along the depth][row][column].
+void SlicesOp(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, const Tensor& y,
+              const std::vector<int64_t>& geometry_numbers) {
+  const Geometry geometry = ReadGeometry(geometry_numbers);
+  Require(x.dim() == 5 && w.dim() == 4 && y.dim() == 4, "slices have five dimensions, weights and outputs four");
+  Require(x.size(0) == y.size(0) && x.size(1) == y.size(1) && w.size(0) == y.size(1) && w.size(1) == x.size(2),
+          "the sizes of slices, weights and outputs differ");
+  Require(w.stride(0) == w.size(1) * w.stride(1), "the taps of all channels are equally far apart");
+  Require(x.scalar_type() == y.scalar_type() && w.scalar_type() == y.scalar_type() && !IsHalf(y),
+          "the tensors are of float32");
+  Require(geometry.border == Border::kZeros, "slices know only a border of zeros");
+  if (y.numel() == 0) return;
+  const FloatControl flush;
+  const auto axis = [&](int dim, int stride, int dilation, int before) {
+    return ForwardAxis(Extent(x, dim + 1), Extent(y, dim), Extent(w, dim), stride, dilation, before);
+  };
+  const auto describe = [&](const View& slices, const View& taps, const View& to) {
+    DepthwiseCorrelation c{};
+    c.batch = Extent(y, 0), c.groups = Extent(y, 1), c.reads = Extent(x, 2), c.writes = 1;
+    c.height = axis(2, geometry.stride_h, geometry.dilation_h, geometry.top);
+    c.width = axis(3, geometry.stride_w, geometry.dilation_w, geometry.left);
+    c.border = geometry.border;
+    c.x_batch = slices.stride(0), c.x_group = slices.stride(1), c.x_row = slices.stride(3);
+    c.x_column = slices.stride(4), c.x_channel = slices.stride(c.reads > 1 ? 2 : 1);
+    c.y_batch = to.stride(0), c.y_channel = to.stride(1), c.y_row = to.stride(2), c.y_column = to.stride(3);
+    c.w_channel = taps.stride(1), c.w_row = taps.stride(2), c.w_column = taps.stride(3);
+    c.x = slices.const_data_ptr<float>(), c.w = taps.const_data_ptr<float>(), c.y = to.mutable_data_ptr<float>();
+    return c;
+  };
+  const Operands of(x, w);
+  if (of.exponent() > 0) {
+    return ForwardOfTiny(y, -of.exponent(), bias, {}, [&](const View& sum) {
+      RunDepthwise(TheSet(), describe(of.a.view, of.b.view, sum), TheRuntime());
+    });
+  }
+  DepthwiseCorrelation c = describe(x, w, y);
+  SetBias(c, bias);
+  RunDepthwise(TheSet(), c, TheRuntime());
+}
+
 // `bias`: of a transposed convolution.
 void InputGradientOp(const Tensor& dy, const Tensor& w, const Tensor& dx, const std::vector<int64_t>& geometry_numbers,
                      const std::optional<Tensor>& bias) {
@@ -316,6 +359,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(polyconv_cpu, m) {
       "depthwise_fprop(Tensor x, Tensor w, Tensor? bias, Tensor(a!) y, int[] geometry, "
       "Tensor? residual=None, int activation=0, float activation_a=0, float activation_b=0) -> ()");
   m.def("depthwise_dgrad(Tensor dy, Tensor w, Tensor(a!) dx, int[] geometry, Tensor? bias=None) -> ()");
+  m.def("depthwise_slices(Tensor x, Tensor w, Tensor? bias, Tensor(a!) y, int[] geometry) -> ()");
   m.def("depthwise_longest_sum(int[] sizes, int[] geometry) -> int");
   m.def("depthwise_wgrad(Tensor x, Tensor dy, Tensor(a!) dw, Tensor(b!)? db, int[] geometry) -> ()");
 }
@@ -323,6 +367,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(polyconv_cpu, m) {
 STABLE_TORCH_LIBRARY_IMPL(polyconv_cpu, CompositeExplicitAutograd, m) {
   m.impl("depthwise_fprop", TORCH_BOX(&ForwardOp));
   m.impl("depthwise_dgrad", TORCH_BOX(&InputGradientOp));
+  m.impl("depthwise_slices", TORCH_BOX(&SlicesOp));
   m.impl("depthwise_longest_sum", TORCH_BOX(&LongestSumOp));
   m.impl("depthwise_wgrad", TORCH_BOX(&WeightGradientOp));
 }

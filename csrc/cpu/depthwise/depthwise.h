@@ -78,6 +78,7 @@ struct DepthwiseCorrelation : DepthwiseShape {
   Epilogue<float> epilogue;  // forward passes only
 
   int reads, writes;
+  std::ptrdiff_t x_group;  // step from the first channel of a group to that of the next
 };
 
 // The axes are those of the forward pass, the strides of `y` and `w` those of dy and dw.

@@ -224,7 +224,7 @@ class DepthwiseRows {
 
   void PackRows(Plane plane, int first, int last, const Ring& ring) const {
     for (int c = 0; c < conv_.reads; c++) {
-      const float* image = conv_.x + plane.image * conv_.x_batch + (plane.group * conv_.reads + c) * conv_.x_channel;
+      const float* image = conv_.x + plane.image * conv_.x_batch + plane.group * conv_.x_group + c * conv_.x_channel;
       for (int position = first; position < last; position++) {
         const int row = ring.source[position];
         if (row < 0) continue;

@@ -227,10 +227,13 @@ class SignalRows {
       if (residual != nullptr) v = hn::Add(v, LoadSome(residual + i, size));
       StoreSome(y + i, finish.Whole(v, nullptr), size);
     };
-    const int misaligned = static_cast<int>(reinterpret_cast<std::uintptr_t>(y) / sizeof(T) % kLanes);
-    int i = misaligned == 0 ? 0 : std::min(kLanes - misaligned, count);
-    if (i > 0) some(0, i);
-    for (; i + kLanes <= count; i += kLanes) {
+    // Only whole cache lines are streamed: a line of which a part is stored otherwise is read and written twice.
+    constexpr int kLine = std::max<int>(kLanes, 64 / sizeof(T));
+    const int misaligned = static_cast<int>(reinterpret_cast<std::uintptr_t>(y) / sizeof(T) % kLine);
+    const int head = misaligned == 0 ? 0 : std::min(kLine - misaligned, count);
+    for (int i = 0; i < head; i += kLanes) some(i, std::min(kLanes, head - i));
+    const int whole = head + (count - head) / kLine * kLine;
+    for (int i = head; i < whole; i += kLanes) {
       Floats v = Load(sums + i);
       if (residual != nullptr) v = hn::Add(v, LoadWide(residual + i));
       v = finish.Whole(v, nullptr);
@@ -240,7 +243,7 @@ class SignalRows {
         StoreNarrow(y + i, v);
       }
     }
-    if (i < count) some(i, count - i);
+    for (int i = whole; i < count; i += kLanes) some(i, std::min(kLanes, count - i));
   }
 
   const SignalCorrelation& signal_;

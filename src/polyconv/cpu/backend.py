@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 SMALLEST_POOLED = 16 * 2**20
 """Output size [bytes] from which new pages cost more than a search in the output pool (``cpu/native.py``)."""
 
+POOLED = (torch.float32, torch.bfloat16, torch.float16)
+
 
 class CpuBackend:
     """Implements :class:`polyconv.backend.Backend`."""
@@ -63,5 +65,5 @@ class CpuBackend:
 
     def new_output(self, like: Tensor, shape: Shape, strides: Strides) -> Tensor:
         """Allocate from the output pool if that pays."""
-        pooled = like.dtype == torch.float32 and prod(shape) * 4 >= SMALLEST_POOLED and native.is_available()
+        pooled = like.dtype in POOLED and prod(shape) * like.element_size() >= SMALLEST_POOLED and native.is_available()
         return native.empty_output(like, shape, strides) if pooled else like.new_empty_strided(shape, strides)

@@ -106,7 +106,7 @@ def l2_bytes(size: int = 0) -> int:
 
 
 def empty_output(like: Tensor, shape: Sequence[int], strides: Sequence[int]) -> Tensor:
-    """``torch.empty_strided`` for a large float32 output: on huge pages, reused from freed outputs. The system zeroes
+    """``torch.empty_strided`` for a large output: on huge pages, reused from freed outputs. The system zeroes
     every new page, which takes longer than computing a large output. At most ``settings.output_pool`` bytes stay idle
     in the pool; larger outputs are allocated by torch."""
     operators = _operators()

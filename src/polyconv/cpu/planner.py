@@ -25,7 +25,7 @@ from ..problem import HALF_DTYPES, IMAGE_CHANNELS, Pass, Problem
 from ..selection import TRIALS, Candidate, PlanError, Preference, Selection, by_cost, select, why_not, worth_timing
 from . import native
 from .device import CpuDevice, this_machine
-from .engines import aten, channel_lanes, depthwise, pointwise, reference, signals, tile_lanes
+from .engines import aten, channel_lanes, depthwise, depthwise_volumes, pointwise, reference, signals, tile_lanes
 from .engines import volumes as engines_volumes
 from .engines.in_torch import fourier, frames, patches
 from .plan import CpuCandidate
@@ -83,7 +83,10 @@ where ``weights`` is the weight cache or None."""
 HALF_ENGINES = (signals, patches)
 """Engines that take half precision, too."""
 
-UNPROFILED = (engines_volumes.NAME, signals.NAME, patches.NAME, fourier.NAME, frames.NAME)
+VOLUME_ENGINES = (engines_volumes, depthwise_volumes)
+"""Engines of 3-D problems alone."""
+
+UNPROFILED = tuple(engine.NAME for engine in (*VOLUME_ENGINES, signals, patches, fourier, frames))
 """Engines whose estimates no profile corrects: sums of slices, whose parts are corrected, and engines whose time is
 that of memory traffic, a matrix product or FFTs."""
 
@@ -93,7 +96,7 @@ BATCHED: tuple[ModuleType, ...] = (tile_lanes, channel_lanes, pointwise, aten)
 
 def engine_of(candidate: CpuCandidate) -> ModuleType:
     """The engine that offers and runs a candidate."""
-    return next(engine for engine in (*ENGINES, engines_volumes) if candidate.engine == engine.NAME)
+    return next(engine for engine in (*ENGINES, *VOLUME_ENGINES) if candidate.engine == engine.NAME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -494,7 +497,7 @@ def offered(problem: Problem, device: CpuDevice, *, own_kernels: bool = False) -
 
 
 def offered_for_volumes(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
-    """All candidates of a 3-D problem: a sum of slices by native kernels, a matrix product of patches, FFTs, or ATen on
+    """All candidates of a 3-D problem: sums of slices by native kernels, a matrix product of patches, FFTs, or ATen on
     the whole volume. ATen is no candidate for the slices: it would have to copy these views."""
     if problem.dtype in HALF_DTYPES:
         yield from _offered_in_half(problem, device, offered_for_volumes)
@@ -504,6 +507,8 @@ def offered_for_volumes(problem: Problem, device: CpuDevice) -> Iterator[CpuCand
         yield from patches.candidates(problem, device)
     if own:
         yield from engines_volumes.candidates(problem, device, lambda part: _plan_2d(part, device))
+        if depthwise_volumes.refusal(problem) is None:
+            yield from depthwise_volumes.candidates(problem, device)
         yield from fourier.candidates(problem, device)
     if not own or problem.dtype == "float32":
         yield from aten.candidates(problem, device)

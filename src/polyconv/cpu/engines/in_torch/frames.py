@@ -11,6 +11,7 @@ from collections.abc import Iterator, MutableMapping
 from functools import partial
 from math import prod
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -111,15 +112,23 @@ def _forward(problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
 def _input_gradient(problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
     (dy, dy_exponent), (w, w_exponent) = native.normalised(tensors["y"]), native.normalised(tensors["w"])
     taps, stride, outputs = problem.kernel[1], problem.stride[1], problem.out_size[1]
-    channels, overlap = problem.in_channels, ceil_div(taps, stride)
-    frames = (dy[:, :, 0].mT @ w.flatten(1)).unflatten(2, (channels, taps)).transpose(1, 2)
-    grad = dy.new_zeros(problem.batch, channels, outputs + overlap - 1, stride)
-    for i in range(overlap):
-        part = frames[..., i * stride : (i + 1) * stride]
-        grad[:, :, i : i + outputs, : part.shape[3]] += part
-    whole, left = grad.flatten(2), problem.padding[2]
-    dx = tensors["x"]
-    dx.copy_(F.pad(whole, (-left, dx.shape[3] + left - whole.shape[2])).unsqueeze(2))
+    batch, channels, overlap = problem.batch, problem.in_channels, ceil_div(taps, stride)
+    size, ends = overlap * stride, overlap - 1
+    w = F.pad(w, (0, size - taps)) if size > taps else w
+    frames = dy.new_empty(batch, outputs + 2 * ends, channels * size)
+    frames[:, :ends] = frames[:, ends + outputs :] = 0.0
+    filters = w.flatten(1).expand(batch, -1, -1)
+    torch.bmm(dy[:, :, 0].mT, filters, out=frames[:, ends : ends + outputs])
+    # One sum adds the parts of all frames: part `overlap - 1 - j` of frame `row + j`, between frames of zeros.
+    row = channels * size
+    strides = frames.stride(0), size, row, row - stride, 1
+    parts = frames.as_strided((batch, channels, outputs + ends, overlap, stride), strides, ends * stride)
+    dx, left = tensors["x"], problem.padding[2]
+    if left == 0 and dx.shape[3] == (outputs + ends) * stride and dx.is_contiguous():
+        torch.sum(parts, 3, out=dx.view(batch, channels, -1, stride))
+    else:
+        whole = parts.sum(3).flatten(2)
+        dx.copy_(F.pad(whole, (-left, dx.shape[3] + left - whole.shape[2])).unsqueeze(2))
     native.rescale(dx, -dy_exponent - w_exponent)
 
 
