@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 import polyconv
 from cpu_passes import BORDERED, EDGES, STRIDED, Layer, layers, load_native, poisoned, same_bits_for_any_threads
+from polyconv.activation import Activation
 from polyconv.cpu import native
-from polyconv.cpu.engines import aten, depthwise, reference
+from polyconv.cpu.engines import aten, depthwise, pointwise, reference
 from polyconv.cpu.planner import CpuPlan, engine_of, here, offered, plan_cpu
 from polyconv.cpu.weight_cache import TransformedWeights
 from polyconv.numerics import reference as exact
@@ -29,6 +30,7 @@ HALF = [torch.float16, torch.bfloat16]
 both = pytest.mark.parametrize("dtype", HALF, ids=["float16", "bfloat16"])
 LAYOUTS = ("contiguous", "channels_last", "sliced")
 TOLERANCE = 1e-4
+Shape = tuple[int, int, int, int]
 FUNCTIONS = {1: polyconv.conv1d, 2: polyconv.conv2d, 3: polyconv.conv3d}
 TRANSPOSED = {1: polyconv.conv_transpose1d, 2: polyconv.conv_transpose2d, 3: polyconv.conv_transpose3d}
 
@@ -166,6 +168,53 @@ def test_depthwise_bits_do_not_depend_on_threads(dtype: torch.dtype) -> None:
         return [y, dx, dw]
 
     same_bits_for_any_threads(passes)
+
+
+@both
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("size", [(3, 20, 13, 11), (2, 70, 40, 41), (5, 33, 7, 7), (2, 1, 6, 5), (2, 18, 1, 9)])
+def test_blocks_of_pixels(size: Shape, layout: str, dtype: torch.dtype, instruction_set: str) -> None:
+    """1x1 convolutions by blocks that end within lines, vectors and images; bias and activation, strides, and tiny
+    operands. The same bits for any number of threads."""
+    channels = size[1]
+    memory_format = torch.channels_last if layout == "nhwc" else torch.contiguous_format
+    torch.manual_seed(0)
+    for kind, stride, factor in (
+        (Pass.FPROP, 1, 1.0),
+        (Pass.DGRAD, 1, 1.0),
+        (Pass.FPROP, 2, 1.0),
+        (Pass.FPROP, 1, 1e-40),
+    ):
+        w, bias = torch.randn(37, channels, 1, 1).to(dtype), (factor * torch.randn(37)).to(dtype)
+        x = (factor * torch.randn(size)).to(dtype).contiguous(memory_format=memory_format)
+        expected = torch.conv2d(x.double(), w.double(), bias.double(), stride).relu()
+        y = torch.randn(expected.shape).to(dtype).contiguous(memory_format=memory_format)
+        strides = {"x_strides": x.stride(), "w_strides": w.stride(), "y_strides": y.stride()}
+        name = str(dtype).removeprefix("torch.")
+        activation = Activation.RELU if kind is Pass.FPROP else Activation.NONE
+        problem = Problem.make(
+            *(kind, size, w.shape), stride=(stride, stride), dtype=name, activation=activation, **strides
+        )
+        if pointwise.refusal(problem) is not None:
+            assert stride == 2
+            continue
+        run = plan_cpu(problem, prefer=Preference("direct, pointwise", "test")).prepared(None)
+        if kind is Pass.DGRAD:
+            tensors = {"y": y, "w": w, "x": x.fill_(torch.nan)}
+            expected = torch.nn.grad.conv2d_input(size, w.double(), y.double())
+        else:
+            tensors = {"x": x, "w": w, "bias": bias, "y": y.fill_(torch.nan)}
+        result = tensors["y" if kind is Pass.FPROP else "x"]
+
+        def passes(run: Any = run, tensors: dict[str, Tensor] = tensors, result: Tensor = result) -> list[Tensor]:
+            run(dict(tensors))
+            return [result.clone()]
+
+        same_bits_for_any_threads(passes)
+        if factor == 1.0:
+            close(result, expected)
+        elif dtype == torch.bfloat16:
+            assert bool(((result.double() - expected).abs() <= 2.0**-134 + 2.0**-7 * expected.abs()).all())
 
 
 @both

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -16,6 +17,13 @@ namespace polyconv {
 
 inline bool IsHalf(const View& tensor) {
   return ElementOf(tensor) != Element::kFloat;
+}
+
+// Runs on the calling thread: blocks are in parallel, not their parts.
+inline const Runtime& OneThread() {
+  static const Runtime runtime{[](int64_t count, const std::function<void(int64_t, int64_t)>& body) { body(0, count); },
+                               1};
+  return runtime;
 }
 
 // Dense elements in memory order, for weights and biases: the copy has the strides of the tensor.

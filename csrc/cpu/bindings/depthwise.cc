@@ -81,12 +81,6 @@ void ForEachBlock(int64_t images, int64_t groups, int64_t together, std::size_t 
   });
 }
 
-const Runtime& OneThread() {
-  static const Runtime runtime{[](int64_t count, const std::function<void(int64_t, int64_t)>& body) { body(0, count); },
-                               1};
-  return runtime;
-}
-
 void SetX(DepthwiseShape& s, const Images::Strides& strides, std::ptrdiff_t batch) {
   s.x_batch = batch, s.x_channel = strides.channel, s.x_row = strides.row, s.x_column = strides.column;
 }

@@ -11,7 +11,10 @@ class CpuCandidate:
     evaluated at most once and only if the candidate is about to be chosen or explained: cost rules out most of twenty
     candidates."""
 
-    __slots__ = ("_error", "algorithm", "copy_cycles", "cycles", "direct", "engine", "form", "refusal", "weight_cycles")
+    __slots__ = (
+        *("_error", "algorithm", "copy_cycles", "cycles", "direct", "engine", "form", "profiled", "refusal"),
+        "weight_cycles",
+    )
 
     def __init__(
         self,
@@ -23,6 +26,7 @@ class CpuCandidate:
         weight_cycles: float = 0.0,
         error: float | Callable[[], float] = 0.0,
         refusal: str | None = None,
+        profiled: bool = True,
     ) -> None:
         self.engine = engine
         """``NAME`` of the engine's module."""
@@ -39,6 +43,8 @@ class CpuCandidate:
         self._error = error
         self.refusal = refusal
         """Why it cannot run this problem, or None."""
+        self.profiled = profiled
+        """True if profiles may have measured it, and correct ``cycles``."""
         self.copy_cycles = 0.0
         """Estimated cycles, beside ``cycles``, of conversions between half precision and float32."""
 

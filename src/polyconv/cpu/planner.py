@@ -80,7 +80,7 @@ ENGINES: tuple[ModuleType, ...] = (
 """Modules with a ``NAME``, ``candidates(problem, device)`` for 2-D problems and ``prepare(chosen, problem, weights)``,
 where ``weights`` is the weight cache or None."""
 
-HALF_ENGINES = (signals, patches)
+HALF_ENGINES = (pointwise, signals, patches)
 """Engines that take half precision, too."""
 
 VOLUME_ENGINES = (engines_volumes, depthwise_volumes)
@@ -463,7 +463,7 @@ class Costs:
     def correction(self, candidate: CpuCandidate) -> Correction | None:
         """Measured correction of an estimate. None without a profile, for ATen, the reference of all ratios, and for
         :data:`UNPROFILED` engines."""
-        if self.device.profile is None or candidate.engine in (aten.NAME, *UNPROFILED):
+        if self.device.profile is None or candidate.engine in (aten.NAME, *UNPROFILED) or not candidate.profiled:
             return None
         formula = candidate.engine, candidate.form == "direct", self.keeps(candidate)
         found = self._corrections.get(formula)

@@ -2,17 +2,23 @@
 
 Rows of the product are pixels, read and written in place; its columns are output channels. It sums over all taps, of
 which a 1x1 convolution has one. The input gradient is such a product, too.
+
+In half precision it takes 1x1 convolutions of either layout: blocks of pixels are widened to channels_last copies that
+stay in a core's cache, and their sums are rounded once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from functools import partial
 from math import prod
 
+from torch import Tensor
+
 from ...backend import Run
-from ...numerics.prediction import error_of, reduction_of
-from ...problem import Pass, Problem
+from ...numerics.prediction import error_of, reduction_of, rounding_error
+from ...problem import HALF_DTYPES, Pass, Problem
+from ...tuning_key import layout
 from ...util.intmath import ceil_div
 from .. import native
 from ..device import CpuDevice
@@ -26,10 +32,17 @@ NAME = "pointwise"
 MOST_TAPS = 1024
 """Largest number of taps: the kernels list an address of every pixel for each."""
 
+CONVERTED_CYCLES = 0.4
+"""Cycles per element of a block that is widened or rounded, on its way from or to memory."""
+
+_UNIT_GEOMETRY = [1, 1, 0, 0, 1, 1, 1, 0]
+
 
 def refusal(problem: Problem) -> str | None:
     if problem.kind is Pass.WGRAD:
         return "computes outputs, not weights"
+    if problem.dtype in HALF_DTYPES:
+        return _half_refusal(problem)
     if problem.dtype != "float32":
         return f"computes in float32, not {problem.dtype}"
     if prod(problem.kernel) > MOST_TAPS:
@@ -39,8 +52,20 @@ def refusal(problem: Problem) -> str | None:
     return None
 
 
+def _half_refusal(problem: Problem) -> str | None:
+    if problem.rank != 2 or problem.kernel != (1, 1) or problem.groups != 1 or any(problem.padding):
+        return "of 1x1 convolutions without groups and padding in half precision"
+    layouts = layout(problem.x_shape, problem.x_strides), layout(problem.y_shape, problem.y_strides)
+    if not {*layouts} <= {"nchw", "nhwc"} or problem.residual:
+        return "of dense tensors without a residual in half precision"
+    if problem.stride != (1, 1) and (problem.kind is Pass.DGRAD or problem.x_strides[1] != 1):
+        return "of strides in channels_last and forward only in half precision"
+    return None
+
+
 def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
-    """The single candidate."""
+    """The single candidate. In half precision no profile corrects it: it competes with the other float32 kernels on
+    copies, of which the products of ATen's take as long."""
     why_not = refusal(problem)
     if why_not is not None:
         yield CpuCandidate(NAME, "direct", direct=True, refusal=why_not)
@@ -53,16 +78,43 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
         cycles=weight_cycles + cycles,
         weight_cycles=weight_cycles,
         error=partial(_error, problem),
+        profiled=problem.dtype == "float32",
     )
 
 
 def prepare(chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None) -> Run:
+    if problem.dtype in HALF_DTYPES:
+        return partial(_run_half, problem, weights)
     return common_operators(chosen, problem, weights)
+
+
+def _run_half(problem: Problem, weights: TransformedWeights | None, tensors: MutableMapping[str, Tensor]) -> None:
+    w, forward = tensors["w"], problem.kind is Pass.FPROP
+    bias = tensors.get("bias") if forward else tensors.pop("bias", None)  # of a transposed convolution
+    x, y = (tensors["x"], tensors["y"]) if forward else (tensors["y"], tensors["x"])
+    packed = None
+    if weights is not None:
+        numbers = native.plan_numbers(NAME, 0)
+        packed = weights.of(
+            *(x, w, y, _UNIT_GEOMETRY, numbers, problem.frozen, tensors.get("owner"), lambda: _packed(w))
+        )
+    if packed is None:
+        packed = _packed(w if forward else w.transpose(0, 1))
+    bias, activation = None if bias is None else bias.float(), native.activation_numbers(problem.activation)
+    native.operator("pixels")(x, packed, bias, y, *problem.stride, *activation)
+
+
+def _packed(w: Tensor) -> Tensor:
+    """The weight in float32, as the kernels take it."""
+    wide = w.float()
+    x, y = (wide.new_empty((1, channels, 1, 1)) for channels in (w.shape[1], w.shape[0]))
+    packed: Tensor = native.operator("transform_weights")(x, wide, y, _UNIT_GEOMETRY, native.plan_numbers(NAME, 0))
+    return packed
 
 
 def _error(problem: Problem) -> float:
     count = reduction_of(problem)
-    return error_of(problem, None, count, (native.longest_sum(NAME, 0, count),))
+    return error_of(problem, None, count, (native.longest_sum(NAME, 0, count),)) + rounding_error(problem)
 
 
 def _cycles(problem: Problem, lanes: int) -> tuple[float, float]:
@@ -70,4 +122,8 @@ def _cycles(problem: Problem, lanes: int) -> tuple[float, float]:
     AVX-512."""
     c, k = problem.channels_per_group if problem.kind is Pass.FPROP else problem.channels_per_group[::-1]
     terms, vectors, pixels = c * prod(problem.kernel), ceil_div(k, lanes), problem.batch * prod(problem.out_size)
-    return 12.0 * terms * vectors, (0.6 * terms + 6.0) * vectors * pixels + READ_AGAIN * terms * vectors
+    converted = prod(problem.x_shape) + prod(problem.y_shape) if problem.dtype in HALF_DTYPES else 0
+    return (
+        12.0 * terms * vectors,
+        (0.6 * terms + 6.0) * vectors * pixels + READ_AGAIN * terms * vectors + CONVERTED_CYCLES * converted,
+    )
