@@ -101,6 +101,52 @@ def test_epilogues_are_fused() -> None:
     assert "oneDNN" not in layers.replace("oneDNN 2000.000 ms", "")
 
 
+class Inverted(nn.Module):
+    """MobileNet's block: a wide depthwise convolution between two 1x1 convolutions; with a gate, EfficientNet's."""
+
+    def __init__(self, width: int, outputs: int, stride: int, activation: nn.Module, gate: bool = False) -> None:
+        super().__init__()
+        wide = 6 * width
+        self.expand = nn.Sequential(nn.Conv2d(width, wide, 1, bias=False), nn.BatchNorm2d(wide), activation)
+        self.depthwise = nn.Conv2d(wide, wide, 3, stride, 1, groups=wide)
+        self.activation, self.project = activation, nn.Conv2d(wide, outputs, 1)
+        self.residual, self.gate = stride == 1 and width == outputs, gate
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.activation(self.depthwise(self.expand(x)))
+        y = self.project(y * y.mean((2, 3), keepdim=True).sigmoid() if self.gate else y)
+        return y + x if self.residual else y
+
+
+@pytest.mark.usefixtures("_ours")
+def test_inverted_residuals_run_as_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {choice.CHAIN: 1.0, choice.SEPARATE: 2.0}
+    monkeypatch.setattr(choice.Chooser, "_chain_trials", lambda self, chain: Entry(choice.CHAIN, times, 2.0))
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, 2, 1),
+        nn.ReLU6(),
+        nn.Conv2d(16, 16, 3, 1, 1, groups=16),
+        Inverted(16, 24, 2, nn.ReLU6()),
+        Inverted(24, 24, 1, nn.SiLU()),
+        Inverted(24, 20, 1, nn.Hardswish(), gate=True),
+    ).eval()
+    compiled = torch.compile(model, backend="polyconv", dynamic=True, options=QUICK)
+    for shape in [(1, 3, 33, 30), (2, 3, 16, 41)]:
+        agree(compiled, model, torch.randn(shape))
+    layers = str(polyconv.explain(compiled, torch.randn(2, 3, 16, 41)))
+    assert layers.count("in a chain of 3 layers") == 6
+    assert layers.count("in a chain of 2 layers") == 4
+
+
+@pytest.mark.usefixtures("_ours")
+def test_chains_are_measured(tmp_path: Path) -> None:
+    model, x = Inverted(16, 16, 1, nn.ReLU()).eval(), torch.randn(1, 16, 9, 9)
+    agree(torch.compile(model, backend="polyconv", options=QUICK), model, x)
+    (section,) = load(tmp_path / "tuning.json").sections
+    (chain,) = (entry for key, entry in section.entries.items() if key.startswith("chain"))
+    assert set(chain["seconds"]) == {choice.CHAIN, choice.SEPARATE}
+
+
 @pytest.mark.usefixtures("_ours")
 def test_a_value_that_is_read_twice_is_not_fused() -> None:
     class Twice(nn.Module):
