@@ -224,6 +224,7 @@ class InputRuns {
   int length() const { return length_; }
   int count() const { return count_; }
   bool copied() const { return copied_; }
+  bool joined() const { return joined_ != nullptr; }
 
   // Floats of the zeros or copies that blocks of `pixels` refer to.
   std::size_t Buffer(int pixels) const {
@@ -251,16 +252,18 @@ class InputRuns {
   std::size_t pitch() const { return RoundUp(conv_.in_channels, kLine) + kLine; }
 
   void ListJoined(std::int64_t first, int pixels, float* joined, const float** x) const {
-    for (int i = 0; i < pixels; i++) x[i] = joined + i * pitch();
     ForLines(conv_, first, pixels, [&](std::int64_t image, int line, int column, int last, int i) {
-      int channel = 0;
-      for (const JoinedInput::Part& part : joined_->parts) {
-        const float* from = part.x + image * part.batch + static_cast<std::ptrdiff_t>(line) * conv_.stride_h * part.row;
-        for (int j = column; j < last; j++) {
-          Normalise(from + static_cast<std::ptrdiff_t>(j) * conv_.stride_w * part.column, channel, part.channels,
-                    joined + (i + j - column) * pitch() + channel);
+      const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(line) * conv_.stride_h;
+      for (; column < last; column++, i++) {
+        float* to = joined + i * pitch();
+        x[i] = to;
+        int channel = 0;
+        for (const JoinedInput::Part& part : joined_->parts) {
+          const float* from =
+              part.x + image * part.batch + row * part.row + std::ptrdiff_t{column} * conv_.stride_w * part.column;
+          Normalise(from, channel, part.channels, to + channel);
+          channel += part.channels;
         }
-        channel += part.channels;
       }
     });
   }
@@ -405,7 +408,7 @@ class PointwiseProduct {
     const std::size_t addresses = carver.Take(most * (runs_.count() + 1) * sizeof(float*) / sizeof(float));
     const std::size_t buffer = carver.Take(runs_.Buffer(static_cast<int>(most)));
     float* scratch = Scratch::OfThread().Get(carver.size());
-    if (!runs_.copied()) std::fill_n(scratch + buffer, runs_.length(), 0.0f);
+    if (!runs_.copied() && !runs_.joined()) std::fill_n(scratch + buffer, runs_.length(), 0.0f);
     const auto x = reinterpret_cast<const float**>(scratch + addresses);
     const auto y = const_cast<float**>(x + most * runs_.count());
     for (std::int64_t begin = first_row, end; begin < last_row; begin = end) {
@@ -425,7 +428,7 @@ class PointwiseProduct {
     if (runs_.copied()) return std::clamp(conv_.out_width, kFewRows, kMostRows);
     if (runs_.count() == 1 && panels_.size() * sizeof(float) <= kWeightsInL1) return kFewRows;
     const std::int64_t each = static_cast<std::int64_t>(conv_.in_channels) * conv_.stride_h * conv_.stride_w;
-    const std::int64_t inputs = std::min<std::int64_t>(panels_.terms, each);
+    const std::int64_t inputs = std::min<std::int64_t>(panels_.terms, each) * (runs_.joined() ? 2 : 1);  // both copies
     const auto room = static_cast<std::int64_t>(L2Bytes() / 2 / (sizeof(float) * (inputs + panels_.outputs)));
     const std::int64_t most = std::min<std::int64_t>({room, kMostRows, kMostAddresses / runs_.count()});
     return std::max<std::int64_t>(most, 4 * kTileRows[kMostVectors]);
