@@ -38,7 +38,7 @@ class _Slices(NamedTuple):
     """Consecutive output slices that meet the same taps along the depth."""
 
     first: int
-    count: int
+    length: int
     tap: int
     taps: int
 
@@ -117,12 +117,12 @@ def _run(problem: Problem, slices: tuple[_Slices, ...], tensors: MutableMapping[
     before, stride, dilation = _padding(problem), problem.stride, problem.dilation
     geometry = [*stride[1:], *before[1:], *dilation[1:], problem.groups, 0]
     operator, depth = native.operator("depthwise_slices"), x.stride(2)
-    for first, count, tap, taps in slices:
+    for first, length, tap, taps in slices:
         filters = w[:, tap : tap + taps].contiguous()
         start = first * stride[0] - before[0] + tap * dilation[0]
-        shape = count, problem.groups, taps, *x.shape[3:]
+        shape = length, problem.groups, taps, *x.shape[3:]
         strides = stride[0] * depth, x.stride(1), dilation[0] * depth, *x.stride()[3:]
-        for image, target in zip(x, y[:, :, first : first + count].transpose(1, 2), strict=True):
+        for image, target in zip(x, y[:, :, first : first + length].transpose(1, 2), strict=True):
             seen = image.as_strided(shape, strides, image.storage_offset() + start * depth)
             operator(seen, filters, None if exponent else bias, target, geometry)
     native.rescale(y, exponent)
