@@ -44,6 +44,7 @@ GROWING = {
     "cuda/jit/cache.py KernelCache._busy": "a kernel",
     "cuda/jit/cache.py KernelCache._memory": "a kernel",
     "cuda/jit/fingerprint.py Headers._known": "a kernel's header",
+    "cuda/jit/store.py Store.entries": "a kernel of a bundle",
     "cuda/device.py describe": "a device",
     "cuda/driver.py Device._kernels": "a kernel",
     "cuda/driver.py _devices": "a device",

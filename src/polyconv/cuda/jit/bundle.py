@@ -151,10 +151,8 @@ def _check(manifest: Value) -> None:
         if not _ENTRY.fullmatch(entry):
             raise kernel.wrong("no entry can have this name")
         facts = kernel.object()
-        for name in {"symbol", "arch", "cubin"} - facts.keys():
-            raise kernel.wrong(f'it has no "{name}"')
-        for name, found in facts.items():
-            if not isinstance(found, str) or not found.isprintable():
+        for name in ("symbol", "arch", "cubin", *facts):
+            if not isinstance(found := facts.get(name), str) or not found.isprintable():
                 kernel.member(name).text()  # raises
     for words in manifest.optional("made_for", []).items():
         words.text()
