@@ -202,8 +202,9 @@ def test_taps_beyond_the_border_are_not_multiplied(instruction_set: str) -> None
     close(y, F.conv2d(x.double(), w[:, :, 1:2].double(), padding=(0, 1), groups=32), TOLERANCE)
 
 
-def test_empty_batch() -> None:
-    run = Run.make(depthwise(0, 3, (8, 8), (3, 3)), torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_empty_batch(dtype: torch.dtype) -> None:
+    run = Run.make(depthwise(0, 3, (8, 8), (3, 3)), dtype)
     dw, db = run.wgrad("depthwise")
     assert db is not None
     assert dw.eq(0).all()

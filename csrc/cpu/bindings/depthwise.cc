@@ -163,7 +163,7 @@ void ConvertedWeightGradient(const View& x, const View& dy, const View& dw, cons
   DepthwiseWeightGradient whole{ShapeOf(x, dw, dy, geometry, &ForwardAxis)};
   whole.multiplier = Extent(dy, 1) / whole.groups;
   whole.bias_step = 1;
-  const int64_t images = whole.batch, together = (images + kMostParts - 1) / kMostParts;
+  const int64_t images = whole.batch, together = std::max<int64_t>(1, (images + kMostParts - 1) / kMostParts);
   const int64_t parts = (images + together - 1) / together, outputs = dy.size(1);
   const std::size_t size = weights.size(), part = size + outputs;
   std::vector<float> sums(part * parts);                 // [part][dw, db]
