@@ -227,8 +227,9 @@ class Chain {
         }
         if (compute.count() <= 0) continue;
         const int from = link.Reads(compute).first;
-        link.Run(compute, i == 0 ? x + from * link.conv.x_row
-                                 : memory + offsets[i - 1] + links_[i - 1].Floats(from - kept[i - 1].first),
+        link.Run(compute,
+                 i == 0 ? x + from * link.conv.x_row
+                        : memory + offsets[i - 1] + links_[i - 1].Floats(from - kept[i - 1].first),
                  to, last && residual != nullptr ? residual + link.Floats(compute.first) : nullptr);
       }
     }
