@@ -11,6 +11,7 @@
 #include <optional>
 #include <vector>
 
+#include "bindings/converted.h"
 #include "bindings/denormals.h"
 #include "bindings/forward.h"
 #include "bindings/tensors.h"
@@ -163,9 +164,7 @@ class Chain {
       c.in_height = in.count(), c.out_height = out.count();
       c.top = in.first - (out.first * conv.stride_h - conv.top);
       c.x = x, c.y = y, c.epilogue.residual = residual;
-      static const Runtime here{
-          [](std::int64_t count, const std::function<void(std::int64_t, std::int64_t)>& body) { body(0, count); }, 1};
-      if (!depthwise) return FindPointwise(TheSet())->run(c, {}, conv.w, here);
+      if (!depthwise) return FindPointwise(TheSet())->run(c, {}, conv.w, OneThread());
       DepthwiseCorrelation d{};
       d.batch = 1, d.groups = c.out_channels, d.reads = d.writes = 1;
       d.height = ForwardAxis(c.in_height, c.out_height, c.taps_h, c.stride_h, 1, c.top);
@@ -174,7 +173,7 @@ class Chain {
       d.x_row = c.x_row, d.x_column = c.x_column, d.y_row = c.y_row, d.y_column = c.y_column;
       d.w_column = c.out_channels, d.w_row = d.w_column * c.taps_w;
       d.x = x, d.w = c.w, d.bias = c.bias, d.y = y, d.epilogue = c.epilogue;
-      RunDepthwise(TheSet(), d, here);
+      RunDepthwise(TheSet(), d, OneThread());
     }
   };
 
@@ -246,7 +245,8 @@ class Chain {
 
 OwnedTensor RunChain(const View& x, const View& weights, const View& bias, const std::optional<View>& residual,
                      const Layer* layers, std::size_t count, double a, double b) {
-  const FloatControl flush;
+  std::optional<FloatControl> flush;
+  if (!MayBeTiny(x) && !MayBeTiny(weights)) flush.emplace();  // tensors between the layers cannot be scaled
   const Chain chain(x, weights.const_data_ptr<float>(), bias.const_data_ptr<float>(), layers, count, a, b);
   Require(chain.weights_end() == weights.const_data_ptr<float>() + weights.numel() &&
               chain.bias_end() == bias.const_data_ptr<float>() + bias.numel(),
