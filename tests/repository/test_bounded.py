@@ -38,7 +38,6 @@ GROWING = {
     "cuda/backend.py _given_up": "a kernel",
     "cuda/compile_log.py Compilations._spans": "a kernel that was compiled and is not reported yet",
     "cuda/jit/bundle.py installed": "nothing: there is one",
-    "cuda/jit/store.py Store.entries": "a kernel of a manifest",
     "cuda/jit/bundle_writer.py BundleWriter._added": "a kernel of a bundle that is being written",
     "cuda/jit/cache.py KernelCache._bundles": "a bundle",
     "cuda/jit/cache.py KernelCache._busy": "a kernel",
