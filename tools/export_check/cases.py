@@ -54,9 +54,9 @@ W2 = {"in_channels": 16, "out_channels": 128, "kernel_size": 3, "bias": False}
 KB57 = {"in_channels": 64, "out_channels": 64, "kernel_size": 3, "bias": False}
 KB64 = {"in_channels": 128, "out_channels": 128, "kernel_size": 3, "bias": False}
 KB76 = {"in_channels": 64, "out_channels": 128, "kernel_size": 3, "stride": 3, "dilation": 4, "bias": False}
-KB82 = {"in_channels": 64, "out_channels": 64, "kernel_size": 3, "groups": 64, "bias": False}
+KB82: dict[str, Any] = {"in_channels": 64, "out_channels": 64, "kernel_size": 3, "groups": 64, "bias": False}
 OTHER = {"in_channels": 5, "out_channels": 7, "kernel_size": (2, 3), "stride": 2, "padding": (1, 1), "bias": True}
-RESNET = {"in_channels": 32, "out_channels": 32, "kernel_size": 3, "padding": 1}
+RESNET: dict[str, Any] = {"in_channels": 32, "out_channels": 32, "kernel_size": 3, "padding": 1}
 BIASED = {"in_channels": 8, "out_channels": 12, "kernel_size": (3, 5), "padding": (1, 2), "groups": 2, "bias": True}
 
 EXAMPLE = File(
