@@ -143,7 +143,7 @@ def test_passes_may_use_different_algorithms() -> None:
     ("name", "activation", "options"),
     [
         ("kb80", "gelu", {}),
-        ("kb80", "hardswish", {"forward_only": True}),
+        ("kb80", "hardswish", {"forward_only": True, "tensor_cores": True}),
         ("kb82", "leaky_relu(0.2)", {}),
         ("kb54", "relu6", {}),
     ],
