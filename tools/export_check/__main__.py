@@ -99,8 +99,7 @@ def export(file: File, folder: Path) -> Path:
     folder.mkdir()
     path = folder / "model.py"
     command = [sys.executable, "-m", "polyconv_cli", "export", *file.words.split(), "-o", str(path)]
-    search = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tools"), os.environ.get("PYTHONPATH", "")])
-    variables = {**os.environ, "PYTHONPATH": search}
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
     subprocess.run(command, env=variables, check=True, stderr=subprocess.DEVNULL)
     if file.workspace:
         text = path.read_text()

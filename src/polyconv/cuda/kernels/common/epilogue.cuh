@@ -34,14 +34,13 @@ struct WithEpilogue : Params {
   }
 };
 
-// An exported file with an activation has an epilogue without residual.
 template <class Params>
 struct EpilogueOf {
-  static constexpr bool kExists = false, kResidual = false;
+  static constexpr bool kExists = false;
 };
 template <class Params>
 struct EpilogueOf<WithEpilogue<Params>> {
-  static constexpr bool kExists = true, kResidual = true;
+  static constexpr bool kExists = true;
 };
 
 // NaN stays NaN, and -0 stays -0 at a bound of 0.
