@@ -226,9 +226,9 @@ def test_wrong_usage_of_the_gate(arguments: list[str], capsys: pytest.CaptureFix
 
 
 def test_a_bundle_of_300_kernels_loads_fast(tmp_path: Path) -> None:
-    """150 ms of processor time, from the search to the driver, where 12 MB are read and hashed in 40 ms."""
+    """A few times the processor time in which the files are read and hashed, whatever the load of the machine."""
     loaded, hashed = run_in_virtual_gpu(_load_times, tmp_path / "kernels")
-    assert loaded <= 0.150 * max(1.0, hashed / 0.040)
+    assert loaded <= 10 * hashed
 
 
 def _load_times(folder: Path) -> tuple[float, float]:
