@@ -53,7 +53,7 @@ def test_code_of_an_nvrtc_that_is_newer_than_the_driver() -> None:
 def test_which_code_a_driver_loads(
     nvrtc: tuple[int, int], driver: int, arch: str, loads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Machine code of its own major version; PTX that is not newer than itself."""
+    """A driver loads cubins of the same CUDA major version, and PTX of the same or an older CUDA version."""
     from cuda.bindings import nvrtc as compiler
 
     monkeypatch.setattr(compiler, "nvrtcVersion", lambda: (0, *nvrtc))

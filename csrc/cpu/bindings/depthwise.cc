@@ -100,7 +100,8 @@ void FinishBlock(const DepthwiseCorrelation& block, int64_t pixels, bool planes)
   }
 }
 
-// A correlation of tensors in half precision, or of tiny ones: see converted.h. Each block has a scale of its own.
+// Correlates tensors that are in half precision, or tiny, in float32 copies of blocks (converted.h). Every block is
+// scaled by its own power of two.
 void CorrelateConverted(const View& x, const View& w, const std::optional<View>& bias, const View& y,
                         const Geometry& geometry, AxisOf axis_of, const Epilogue<float>& epilogue,
                         const void* residual) {
@@ -228,7 +229,7 @@ void ForwardOp(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bi
 }
 
 // Slices of a depthwise convolution of volumes, each with all of its taps along the depth: output slice n of channel g
-// sums over the slices x[n][g][t], which are views and overlap. w: [channel][tap along the depth][row][column].
+// sums over the slices x[n][g][t], which are views and overlap. The caller scales tiny tensors. w: [channel][tap along the depth][row][column].
 void SlicesOp(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, const Tensor& y,
               const std::vector<int64_t>& geometry_numbers) {
   const Geometry geometry = ReadGeometry(geometry_numbers);
@@ -244,26 +245,16 @@ void SlicesOp(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bia
   const auto axis = [&](int dim, int stride, int dilation, int before) {
     return ForwardAxis(Extent(x, dim + 1), Extent(y, dim), Extent(w, dim), stride, dilation, before);
   };
-  const auto describe = [&](const View& slices, const View& taps, const View& to) {
-    DepthwiseCorrelation c{};
-    c.batch = Extent(y, 0), c.groups = Extent(y, 1), c.reads = Extent(x, 2), c.writes = 1;
-    c.height = axis(2, geometry.stride_h, geometry.dilation_h, geometry.top);
-    c.width = axis(3, geometry.stride_w, geometry.dilation_w, geometry.left);
-    c.border = geometry.border;
-    c.x_batch = slices.stride(0), c.x_group = slices.stride(1), c.x_row = slices.stride(3);
-    c.x_column = slices.stride(4), c.x_channel = slices.stride(c.reads > 1 ? 2 : 1);
-    c.y_batch = to.stride(0), c.y_channel = to.stride(1), c.y_row = to.stride(2), c.y_column = to.stride(3);
-    c.w_channel = taps.stride(1), c.w_row = taps.stride(2), c.w_column = taps.stride(3);
-    c.x = slices.const_data_ptr<float>(), c.w = taps.const_data_ptr<float>(), c.y = to.mutable_data_ptr<float>();
-    return c;
-  };
-  const Operands of(x, w);
-  if (of.exponent() > 0) {
-    return ForwardOfTiny(y, -of.exponent(), bias, {}, [&](const View& sum) {
-      RunDepthwise(TheSet(), describe(of.a.view, of.b.view, sum), TheRuntime());
-    });
-  }
-  DepthwiseCorrelation c = describe(x, w, y);
+  DepthwiseCorrelation c{};
+  c.batch = Extent(y, 0), c.groups = Extent(y, 1), c.reads = Extent(x, 2), c.writes = 1;
+  c.height = axis(2, geometry.stride_h, geometry.dilation_h, geometry.top);
+  c.width = axis(3, geometry.stride_w, geometry.dilation_w, geometry.left);
+  c.border = geometry.border;
+  c.x_batch = x.stride(0), c.x_group = x.stride(1), c.x_row = x.stride(3), c.x_column = x.stride(4);
+  c.x_channel = c.reads > 1 ? x.stride(2) : x.stride(1);
+  c.y_batch = y.stride(0), c.y_channel = y.stride(1), c.y_row = y.stride(2), c.y_column = y.stride(3);
+  c.w_channel = w.stride(1), c.w_row = w.stride(2), c.w_column = w.stride(3);
+  c.x = x.const_data_ptr<float>(), c.w = w.const_data_ptr<float>(), c.y = y.mutable_data_ptr<float>();
   SetBias(c, bias);
   RunDepthwise(TheSet(), c, TheRuntime());
 }

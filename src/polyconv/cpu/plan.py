@@ -48,6 +48,21 @@ class CpuCandidate:
         self.copy_cycles = 0.0
         """Estimated cycles, beside ``cycles``, of conversions between half precision and float32."""
 
+    @classmethod
+    def single(
+        cls,
+        engine: str,
+        why_not: str | None,
+        cycles: Callable[[], float],
+        error: Callable[[], float],
+        form: str = "direct",
+    ) -> CpuCandidate:
+        """The candidate of an engine that has one, by direct summation. Refused if ``why_not`` is given; then nothing
+        is estimated."""
+        if why_not is not None:
+            return cls(engine, form, direct=True, refusal=why_not)
+        return cls(engine, form, direct=True, cycles=cycles(), error=error)
+
     def on_copies(self, cycles: float) -> CpuCandidate:
         """This candidate on float32 copies of half-precision tensors, which cost ``cycles``."""
         found = copy(self)

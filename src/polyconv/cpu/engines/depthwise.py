@@ -38,15 +38,9 @@ def refusal(problem: Problem) -> str | None:
 
 
 def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
-    why_not = refusal(problem)
-    yield CpuCandidate(
-        NAME,
-        "direct",
-        direct=True,
-        cycles=SETUP_CYCLES + _cycles(problem, device.lanes),
-        error=0.0 if why_not else partial(_error, problem),
-        refusal=why_not,
-    )
+    """The single candidate."""
+    error = partial(_error, problem)
+    yield CpuCandidate.single(NAME, refusal(problem), lambda: SETUP_CYCLES + _cycles(problem, device.lanes), error)
 
 
 def takes_half(problem: Problem) -> bool:

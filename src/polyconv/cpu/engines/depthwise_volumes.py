@@ -61,15 +61,8 @@ def refusal(problem: Problem) -> str | None:
 
 def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
     """The single candidate."""
-    why_not = refusal(problem)
-    yield CpuCandidate(
-        NAME,
-        "direct",
-        direct=True,
-        cycles=0.0 if why_not else DOUBT * _cycles(problem, device.lanes),
-        error=0.0 if why_not else partial(error_of, problem, None, reduction_of(problem), ()),
-        refusal=why_not,
-    )
+    error = partial(error_of, problem, None, reduction_of(problem), ())
+    yield CpuCandidate.single(NAME, refusal(problem), lambda: DOUBT * _cycles(problem, device.lanes), error)
 
 
 def prepare(chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None) -> Run:

@@ -51,15 +51,8 @@ def refusal(problem: Problem) -> str | None:
 
 def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
     """The single candidate."""
-    why_not = refusal(problem)
-    yield CpuCandidate(
-        NAME,
-        "direct",
-        direct=True,
-        cycles=0.0 if why_not else _cycles(problem, device.lanes),
-        error=0.0 if why_not else partial(_error, problem),
-        refusal=why_not,
-    )
+    cycles = partial(_cycles, problem, device.lanes)
+    yield CpuCandidate.single(NAME, refusal(problem), cycles, partial(_error, problem))
 
 
 def prepare(chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None) -> Run:

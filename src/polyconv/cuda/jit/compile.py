@@ -192,7 +192,7 @@ def ptx_arch(arch: str) -> str | None:
 def why_unloadable(driver_version: int, arch: str) -> str | None:
     """User message why a driver may refuse kernels of this NVRTC for an architecture; None if it takes them.
 
-    A driver loads machine code of its own CUDA major version, and PTX of its own version or an older one.
+    A driver loads cubins of the same CUDA major version, and PTX of the same or an older CUDA version.
     """
     major, minor = _checked(_nvrtc().nvrtcVersion())
     driver = (driver_version // 1000, driver_version % 1000 // 10)

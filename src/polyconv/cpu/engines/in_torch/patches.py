@@ -57,15 +57,8 @@ def refusal(problem: Problem) -> str | None:
 
 def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
     """The single candidate. PyTorch's order of summation is unknown: the error is that of one long sum."""
-    why_not = refusal(problem)
-    yield CpuCandidate(
-        NAME,
-        "matrix product",
-        direct=True,
-        cycles=0.0 if why_not else _cycles(problem, device.lanes),
-        error=0.0 if why_not else partial(_error, problem),
-        refusal=why_not,
-    )
+    cycles = partial(_cycles, problem, device.lanes)
+    yield CpuCandidate.single(NAME, refusal(problem), cycles, partial(_error, problem), "matrix product")
 
 
 def prepare(chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None) -> Run:
