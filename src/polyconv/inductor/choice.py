@@ -35,8 +35,10 @@ ONEDNN = "oneDNN"
 """Name of Inductor's own convolution among the candidates."""
 CHAIN, SEPARATE = "in a chain", "separate layers"
 """Names of the two ways to run a chain."""
-ROUNDS = 8
+ROUNDS = 5
 """Trials of a candidate."""
+RUNS = 2
+"""Runs of a trial, of which the best counts: a run that is preempted must not drop a candidate."""
 PER_ENGINE, MOST = 2, 4
 """Candidates that are timed: of one engine, and of all."""
 AS_FAST = 1.08
@@ -151,28 +153,30 @@ class Chooser:
     def _trials(self, layer: Layer, able: dict[str, CpuCandidate]) -> Entry:
         inputs = _inputs(layer)
         calls = {ONEDNN: _call(layer, None), **{name: _call(layer, one) for name, one in able.items()}}
-        session = self._session({name: partial(call, inputs) for name, call in calls.items()}, inputs, ONEDNN)
-        best = session.best
-        winner = session.winner(ONEDNN, ONEDNN, 0.0) or ONEDNN
-        if winner != ONEDNN:
-            winner = _most_accurate(winner, best, able)
-        return Entry(winner, best, best[ONEDNN])
+        best = self._session({name: partial(call, inputs) for name, call in calls.items()}, inputs, ONEDNN).best
+        fastest = min(best, key=best.__getitem__)
+        ahead = MIN_SPEEDUP * best[fastest] < best[ONEDNN]
+        return Entry(_most_accurate(fastest, best, able) if ahead else ONEDNN, best, best[ONEDNN])
 
 
 def run_trials(
     calls: Mapping[str, Callable[[], object]], rounds: int, *stays: str, before: Callable[[], object] = lambda: None
 ) -> Elimination:
-    """Time calls in turn until one is decided on; each first runs once untimed, and ``before`` runs before each trial.
+    """Time calls in turn until one is decided on; each first runs once untimed, and ``before`` runs before each run.
     Calls named in ``stays`` are never dropped."""
     session = Elimination(list(calls), rounds, stays)
     for call in calls.values():
         call()
-    while not session.decided:
-        name = session.next
+
+    def run(call: Callable[[], object]) -> float:
         before()
         began = time.perf_counter()
-        calls[name]()
-        session.note(name, time.perf_counter() - began)
+        call()
+        return time.perf_counter() - began
+
+    while not session.decided:
+        name = session.next
+        session.note(name, min(run(calls[name]) for _ in range(RUNS)))
     return session
 
 

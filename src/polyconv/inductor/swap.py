@@ -24,7 +24,7 @@ from .graph_pass import CompiledLayer
 from .private import copied, hint
 
 PYTORCH, POLYCONV = "PyTorch's convolution", "polyconv's operator"
-ROUNDS = 4
+ROUNDS = 3
 MARGIN = 1.05
 """Required speed-up: neighbours that Inductor would fuse are not part of the trial."""
 
