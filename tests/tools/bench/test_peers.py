@@ -177,7 +177,7 @@ def test_polyconv_is_compared_with_the_best_of_the_others() -> None:
     assert found.peer is not None
     assert found.ours is not None
     assert (found.peer.contender, found.ours.contender) == ("compile", OPTIMIZE)
-    assert found.of_the_best_peer == found.headline == 0.8
+    assert found.of_the_best_peer == found.headline == found.by_rounds == 0.8
     assert found.entries[0].noise == 1.25
     assert row(eager=4.0).of_the_best_peer is None
     assert found.as_json()["entries"][-1] == {"contender": "openvino", "refused": "not installed: pip install"}
@@ -187,11 +187,12 @@ def test_tables_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     rows = [row("a", eager=4.0, compile=2.0, replace=2.5), row("b", TRAINING, eager=4.0, replace=2.5), row("c")]
     report.print_peers("compile", rows, "somewhere")
     lines = [" ".join(line.replace("│", " ").split()) for line in capsys.readouterr().out.splitlines()]
-    assert "a inference 2 1 4000 1.00 2.00 1.60 not installed 0.80" in lines
-    assert "c inference 2 1 – – – – – –" in lines
+    assert "a inference 2 1 4000 1.00 2.00 1.60 not installed 0.80 0.80" in lines
+    assert "c inference 2 1 – – – – – – –" in lines
     assert "a inference 2 1 compile 2000 2000 1.25 1.0e-06 2.0 1000" in lines
     assert "a inference 2 1 openvino not installed: pip install" in lines
-    assert "of the best peer, geometric mean, lowest and highest: 1.13 (0.80 to 1.60)" in lines
+    for name in ("of the best peer", "by rounds"):
+        assert f"{name}, geometric mean, lowest and highest: 1.13 (0.80 to 1.60)" in lines
     pytest.importorskip("matplotlib")
     charts.draw(report.panels(rows), tmp_path / "out.png", report.LEGEND, "somewhere", report.TITLE)
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")

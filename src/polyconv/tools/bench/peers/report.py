@@ -9,7 +9,7 @@ from ..charts import Bar, Panel
 from ..results import Spread, grouped
 from .rows import Entry, PeerRow
 
-OF_THE_BEST = "of the best peer"
+OF_THE_BEST, BY_ROUNDS = "of the best peer", "by rounds"
 TITLE = "polyconv against its best peer"
 LEGEND = "bars: the best peer's time over polyconv's     ◇ eager PyTorch's over polyconv's     shaded: A/A of all"
 CASE = ("network", "mode", "batch", "threads")
@@ -22,16 +22,19 @@ def print_peers(peers: str, rows: Sequence[PeerRow], where: str) -> None:
     for row in rows:
         by_name = {entry.contender: entry for entry in row.entries}
         ratios = [_ratio(row, by_name.get(name)) for name in contenders]
-        share = "–" if row.of_the_best_peer is None else f"{row.of_the_best_peer:.2f}"
-        table.append([*_case(row), f"{row.eager.best * 1e3:.4g}" if row.eager else "–", *ratios, share])
-    headers = (*CASE, "eager ms", *contenders, OF_THE_BEST)
+        shares = ["–" if share is None else f"{share:.2f}" for share in (row.of_the_best_peer, row.by_rounds)]
+        table.append([*_case(row), f"{row.eager.best * 1e3:.4g}" if row.eager else "–", *ratios, *shares])
+    headers = (*CASE, "eager ms", *contenders, OF_THE_BEST, BY_ROUNDS)
     print_table(f"Speed-ups over eager PyTorch, best of all rounds. {where}, {peers}", headers, table, left=2)
     details = [[*_case(row), entry.contender, *_details(entry), entry.refused] for row in rows for entry in row.entries]
     headers = (*CASE, "contender", "ms", "cpu ms", "A/A", "error", "setup s", "MB", "refused")
     print_table("Each contender in a process of its own", headers, details, left=5, grouped=True)
-    shares = [row.of_the_best_peer for row in rows if row.of_the_best_peer is not None]
-    if shares:
-        print(f"{OF_THE_BEST}, geometric mean, lowest and highest: {Spread.of(shares)}")
+    for name, found in (
+        (OF_THE_BEST, [row.of_the_best_peer for row in rows]),
+        (BY_ROUNDS, [row.by_rounds for row in rows]),
+    ):
+        if measured := [share for share in found if share is not None]:
+            print(f"{name}, geometric mean, lowest and highest: {Spread.of(measured)}")
 
 
 def _case(row: PeerRow) -> list[str]:

@@ -82,6 +82,14 @@ class PeerRow:
         return None if self.peer is None or self.ours is None else self.peer.best / self.ours.best
 
     @property
+    def by_rounds(self) -> float | None:
+        """Median over the rounds of the best peer's time over that of polyconv's best: both of a round meet the same
+        load of the machine."""
+        if self.peer is None or self.ours is None:
+            return None
+        return median(peer / ours for peer, ours in zip(self.peer.samples_s, self.ours.samples_s, strict=False))
+
+    @property
     def headline(self) -> float:
         return nan if self.of_the_best_peer is None else self.of_the_best_peer
 
@@ -93,8 +101,8 @@ class PeerRow:
         case = {"mode": self.case.mode, "batch": self.case.batch, "threads": self.case.threads}
         best = {name: getattr(self, name) and getattr(self, name).contender for name in ("peer", "ours")}
         entries = [entry.as_json() for entry in self.entries]
-        about = {"name": self.name, "what": self.what, **case, **best, "of_the_best_peer": self.of_the_best_peer}
-        return {**about, "entries": entries}
+        ratios = {"of_the_best_peer": self.of_the_best_peer, "by_rounds": self.by_rounds}
+        return {"name": self.name, "what": self.what, **case, **best, **ratios, "entries": entries}
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> PeerRow:
