@@ -282,7 +282,7 @@ def _check(args: argparse.Namespace) -> None:
 def _check_peers(args: argparse.Namespace) -> None:
     if args.suite != NETWORKS or args.workloads is not None:
         raise _options.UsageError("--peers: for networks only")
-    given = {"--layout": args.layouts, "--benchmark": args.benchmark, "--isa": args.isa}
+    given = {"--layout": args.layouts, "--benchmark": args.benchmark}
     wrong = [name for name, value in given.items() if value]
     if wrong:
         raise _options.UsageError(f"{' and '.join(wrong)}: not with --peers, which choose for themselves")

@@ -37,6 +37,11 @@ def limits(isa: str | None) -> dict[str, str]:
     return {name: value for name, value in variables.items() if os.environ.get(name) != value}
 
 
+def is_limited() -> bool:
+    """Whether the variables of this process limit PyTorch to an instruction set."""
+    return any(not limits(isa) for isa in ISAS)
+
+
 def start_anew(variables: Mapping[str, str]) -> None:
     """Restart this program with the same arguments and additional variables."""
     os.execve(sys.executable, sys.orig_argv, {**os.environ, **variables})

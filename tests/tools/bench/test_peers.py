@@ -105,6 +105,9 @@ def test_what_cannot_run_is_said_in_words(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(contenders, "_version", lambda package: None)
     assert contenders.refusal(job(Peer.OPENVINO, tmp_path)) == "not installed: pip install 'polyconv[peers]'"
     assert contenders.refusal(job(Peer.COMPILE, tmp_path)) == ""
+    for name, value in environment.ISAS["avx2"].items():
+        monkeypatch.setenv(name, value)
+    assert contenders.refusal(job(Peer.ONNXRUNTIME, tmp_path)).startswith("not limited: ONNX Runtime has no setting")
     suite = suites.of_peers(Cases(batches=(1,)), ["srcnn"], list(Peer))
     assert suite.name == "networks beside compile, onnxruntime (not installed), openvino (not installed)"
     assert [one.key for one in suite.contests] == [f"srcnn, {mode}, batch 1, 1 threads" for mode in Mode]
@@ -202,7 +205,7 @@ def test_tables_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     ("arguments", "message"),
     [
         (["--suite", "layers"], "--peers: for networks only"),
-        (["--suite", "networks", "--layout", "nchw", "--isa", "avx2"], "--layout and --isa: not with --peers"),
+        (["--suite", "networks", "--layout", "nchw", "--benchmark"], "--layout and --benchmark: not with --peers"),
     ],
 )
 def test_options_that_do_not_go_with_it(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

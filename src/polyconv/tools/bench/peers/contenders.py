@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ....measure import environment
 from ....model import replace as replacement
 from ...optimize import optimize
 from ..ab_compare import block, prepared
@@ -49,6 +50,8 @@ class Job:
     case: Case
     folder: Path
     """Has the files of the contest."""
+    isa: str = ""
+    """Instruction set of polyconv's kernels; libraries are limited to it by the variables of the process."""
 
     def made(self) -> tuple[nn.Module, Tensor]:
         network: Network = pickle.loads((self.folder / NETWORK).read_bytes())
@@ -91,6 +94,8 @@ def refusal(job: Job) -> str:
         return ""
     if job.case.mode is Mode.TRAINING:
         return "inference only"
+    if job.contender == Peer.ONNXRUNTIME and environment.is_limited():
+        return "not limited: ONNX Runtime has no setting for the instruction set"
     return "" if _version(job.contender) else "not installed: pip install 'polyconv[peers]'"
 
 

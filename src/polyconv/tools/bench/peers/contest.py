@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ....cpu import native
 from ....measure.environment import for_any_library
 from ....measure.timing import FEWEST_ROUNDS
 from ..ab_compare import difference
@@ -56,7 +57,8 @@ def contests(networks: Sequence[Network], cases: Cases, peers: Sequence[Peer]) -
 def measured(network: Network, case: Case, peers: Sequence[Peer], repeats: int) -> PeerRow:
     with TemporaryDirectory() as folder, ExitStack() as stack:
         (Path(folder) / NETWORK).write_bytes(pickle.dumps(network))
-        jobs = [Job(name, case, Path(folder)) for name in names(peers, len(network.image) - 1)]
+        isa = native.instruction_set() if native.is_available() else ""
+        jobs = [Job(name, case, Path(folder), isa) for name in names(peers, len(network.image) - 1)]
         seconds, not_exported = _prepare(jobs)
         contenders = []
         for number, job in enumerate(jobs):

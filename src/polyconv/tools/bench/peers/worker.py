@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 import torch
 
+from ....cpu import native
 from ....measure import timing
 from .contenders import Ready, build, in_brief, source
 
@@ -25,6 +26,8 @@ def main() -> None:
     path = Path(sys.argv[1])
     job = pickle.loads(path.read_bytes())
     torch.set_num_threads(job.case.threads)
+    if job.isa:
+        native.instruction_set(job.isa)
     try:
         origin, x = source(job)
         began = time.perf_counter()
