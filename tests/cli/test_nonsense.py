@@ -217,12 +217,6 @@ NONSENSE = [
     "calibrate --only nonsense",
     "calibrate --most nan",
     "calibrate --most -1",
-    # ---- bundle
-    "bundle",
-    "bundle nonsense",
-    "bundle digest",
-    "bundle digest MISSING",
-    "bundle wheel FILE --name kernels",
     # ---- cache
     "cache nonsense",
     "cache --older-than 1d",

@@ -71,3 +71,20 @@ def test_a_difference_says_what_ran_and_what_runs() -> None:
         "kb2 fprop on v100 is on record and is not planned any more",
         "kb3 fprop on v100 is planned and not on record",
     ]
+
+
+def test_only_what_a_kernel_executes_is_hashed() -> None:
+    """A constant of a header is a variable of the cubin, whether a kernel uses it or not."""
+    core = pytest.importorskip("cuda.core")
+    source = (
+        "struct Facts {{ static constexpr int {constants}; }};\n"
+        'extern "C" __global__ void scale(int* y) {{ y[threadIdx.x] *= Facts::kFactor; }}'
+    )
+
+    def cubin(constants: str) -> bytes:
+        options = core.ProgramOptions(arch="sm_70", std="c++17")
+        return bytes(core.Program(source.format(constants=constants), "c++", options).compile("cubin").code)
+
+    before, unused, used = map(cubin, ["kFactor = 3", "kUnused = 5, kFactor = 3", "kFactor = 5"])
+    assert before != unused
+    assert record.cubin_hash(before) == record.cubin_hash(unused) != record.cubin_hash(used)
