@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..problem import HALF_DTYPES, PaddingMode, Pass, Problem
+from ..problem import HALF_DTYPES, Pass, Problem
 from ..runtime.bypass import bypassing
 from .border import fold, pad, padded_size
 from .epilogue import apply_epilogue
@@ -67,21 +67,13 @@ def run(problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
         _wgrad(problem, tensors["x"], tensors["y"], tensors["dw"], tensors.get("db"))
 
 
-def takes_padding(problem: Problem) -> bool:
-    """True if ATen supports the padding: zeros, equal on both sides, not negative."""
-    before, after = problem.padding[::2], problem.padding[1::2]
-    if not any(problem.padding):
-        return True
-    return problem.padding_mode is PaddingMode.ZEROS and before == after and min(before) >= 0
-
-
 def takes_tensors(problem: Problem) -> bool:
     """True if ATen computes the problem correctly on a CPU without copies."""
-    return takes_padding(problem) and not _is_misread(problem) and not _is_overrun(problem)
+    return problem.has_aten_padding and not _is_misread(problem) and not _is_overrun(problem)
 
 
 def _fprop(problem: Problem, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-    native = takes_padding(problem)
+    native = problem.has_aten_padding
     x = x if native else pad(problem, x)
     padding = problem.padding[::2] if native else (0,) * problem.rank
     dtype = x.dtype
@@ -104,7 +96,7 @@ def _is_overrun(problem: Problem) -> bool:
 
 
 def _dgrad(problem: Problem, dy: Tensor, w: Tensor, dx: Tensor) -> Tensor:
-    if takes_padding(problem):
+    if problem.has_aten_padding:
         return convolution_backward(problem, dy, dx, w, (True, False, False))[0]
     # Only the shape is read, so an expanded scalar suffices.
     padded = dx.new_empty(()).expand(*problem.x_shape[:2], *padded_size(problem))
@@ -113,7 +105,7 @@ def _dgrad(problem: Problem, dy: Tensor, w: Tensor, dx: Tensor) -> Tensor:
 
 
 def _wgrad(problem: Problem, x: Tensor, dy: Tensor, dw: Tensor, db: Tensor | None) -> None:
-    native = takes_padding(problem)
+    native = problem.has_aten_padding
     x = x if native else pad(problem, x)
     wanted = (False, True, db is not None)
     w = dw

@@ -15,7 +15,7 @@ import torch
 
 from ...activation import Activation
 from ...backend import Run
-from ...lowering.aten import run, takes_padding, takes_tensors
+from ...lowering.aten import run, takes_tensors
 from ...numerics.prediction import HALF_ROUNDING, LARGEST_TO_SCALE, error_of, reduction_of
 from ...problem import ELEMENT_BYTES, PaddingMode, Pass, Problem
 from ...util.intmath import ceil_div
@@ -24,7 +24,7 @@ from ..device import CpuDevice
 from ..plan import CpuCandidate
 from ..weight_cache import TransformedWeights
 
-__all__ = ["candidates", "prepare", "run", "takes_padding", "takes_tensors"]
+__all__ = ["candidates", "prepare", "run", "takes_tensors"]
 
 NAME = "ATen"
 
@@ -36,7 +36,7 @@ _ASKED_OF_ONEDNN = {"float16": "_is_mkldnn_fp16_supported", "bfloat16": "_is_mkl
 
 def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
     """The single candidate, for any problem. Its summation order is unknown: the error is that of one long sum."""
-    padded = "" if takes_padding(problem) else " on a padded copy"
+    padded = "" if problem.has_aten_padding else " on a padded copy"
     apart = _applied_apart(problem)
     yield CpuCandidate(
         NAME,
