@@ -129,6 +129,16 @@ def test_copies_in_float32_are_charged_and_not_timed() -> None:
     assert chosen(uneven, device).choice != ATEN  # a padded copy would be one of the copy
 
 
+def test_where_pytorch_may_fail_it_is_no_candidate() -> None:
+    large = replace(problem_of("kb63"), batch=17)
+    plan = chosen(large, DEVICES["h100"], prefer=Preference(ATEN))
+    assert plan.choice != ATEN
+    assert "PyTorch's kernels may count elements in 32 bits" in plan.explain()
+    half = problem_of("resnet50-2b", torch_format="bfloat16", dtype="bfloat16")
+    assert chosen(half, DEVICES["v100"]).choice != ATEN
+    assert chosen(half, DEVICES["a100"]).choice == ATEN
+
+
 def test_channels_last_in_half_precision_is_doubted() -> None:
     problem = problem_of("edsr-64", torch_format="bfloat16", dtype="bfloat16")
     assert chosen(problem, DEVICES["rtx4090"]).choice != ATEN

@@ -204,6 +204,9 @@ def chosen(
         f"modelled {mine:.0f} us, and {theirs:.0f} expected of PyTorch in {problem.torch_format} "
         f"({class_of(problem)} layer)"
     )
+    if unable := why_not_aten(problem, device):
+        aten = Candidate(ATEN, rejected=unable)
+        return replace(ours, candidates=(*ours.candidates, aten), preference=ours.preference or unable)
     if prefer is not None and prefer.name in (ours.choice, ATEN):
         leave, why = prefer.name == ATEN, prefer.source
     else:
@@ -211,11 +214,22 @@ def chosen(
         why = f"polyconv's {ours.name} is {'not ' if leave else ''}ahead by {AHEAD:.1f}: {both}"
     offers = () if _is_widened(problem) else ours.candidates  # trials would see the copies in float32
     aten = Candidate(ATEN, theirs, _error(problem))
-    if leave and (problem.has_aten_padding or not _is_widened(problem)):
+    if leave:
         rejected = (replace(one, rejected=one.rejected or "not ahead of PyTorch's convolution") for one in offers)
         return AtenPlan(problem, device.name, theirs, (*rejected, aten), why)
     rest = (*ours.candidates, replace(aten, rejected=both)) if offers else ours.candidates
     return replace(ours, candidates=rest, preference=ours.preference or why)
+
+
+def why_not_aten(problem: Problem, device: CudaDevice) -> str | None:
+    """Why PyTorch's convolution is no candidate: where it may fail, or would run on copies. None if it is one."""
+    if max(map(prod, (problem.x_shape, problem.w_shape, problem.y_shape))) >= 2**31:
+        return "PyTorch's kernels may count elements in 32 bits"
+    if problem.torch_format == "bfloat16" and gpu_arch.capability(device.arch) < 80:
+        return f"cuDNN may have no kernel for bfloat16 on {device.name}"
+    if _is_widened(problem) and not problem.has_aten_padding:
+        return "PyTorch's convolution would need a padded copy of the copies in float32"
+    return None
 
 
 def own_us(plan: Plan | CudaVolumePlan, problem: Problem, device: CudaDevice) -> float:
