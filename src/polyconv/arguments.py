@@ -8,7 +8,7 @@ polyconv's and name the wrong value and a valid one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, Literal, NamedTuple, NoReturn, cast, get_args
 
 import torch
 
@@ -24,6 +24,13 @@ Padding = str | int | Sequence[int]
 PADDING_MODES = tuple(mode.value for mode in PaddingMode)
 
 
+Policy = Literal["auto", "own"]
+"""Choice between polyconv's kernels and PyTorch's convolution on a GPU, see :func:`polyconv.replace`."""
+EITHER = "+torch"
+"""Suffix of a padding mode: on a GPU PyTorch's convolution may run instead of a kernel. It has no argument of its own,
+because saved graphs hold the arguments of the operators by position."""
+
+
 class Geometry(NamedTuple):
     """Normalised arguments of a convolution. A named tuple, because one is built on every call."""
 
@@ -33,12 +40,37 @@ class Geometry(NamedTuple):
     dilation: Extents = (1, 1)
     groups: int = 1
     padding_mode: str = "zeros"
+    """Perhaps with :data:`EITHER`, or with the format that this stands for: ``zeros+TF32``."""
     tolerance: float | None = None
     """Error budget; None means that of :func:`polyconv.set_tolerance`."""
+
+    @property
+    def border(self) -> str:
+        """The padding mode alone."""
+        return self.padding_mode.partition("+")[0]
+
+    @property
+    def torch_format(self) -> str:
+        """Format in which PyTorch convolves float32 tensors, if its convolution may run on a GPU; else empty."""
+        return self.padding_mode.partition("+")[2]
+
+    def or_torchs(self, policy: str | None) -> Geometry:
+        """The geometry of a call under a policy: with ``"auto"``, PyTorch's convolution may run on a GPU."""
+        return self._replace(padding_mode=self.padding_mode + EITHER) if policy == "auto" else self
 
     def out_size(self, in_size: Sequence[int], kernel: Sequence[int]) -> Extents:
         """Output extents; zero or negative where the kernel does not fit."""
         return output_size(in_size, kernel, self)
+
+
+def checked_policy(policy: Policy) -> Policy:
+    """The policy. Raises ValueError if there is no such one."""
+    if policy not in get_args(Policy):
+        raise ValueError(
+            f'policy must be "auto" (on a GPU, each pass by the faster of polyconv and PyTorch, as far as is expected) '
+            f'or "own" (always polyconv\'s kernels); got {policy!r}'
+        )
+    return policy
 
 
 def normalise(
@@ -301,8 +333,8 @@ def check_extents(
             _kernel_does_not_fit(in_size, kernel, geometry)
         if statically(size < 0 if may_be_empty else size <= 0):
             raise RuntimeError(f"Only the batch and the channels may be empty: got an input of {_by(in_size)} pixels")
-        if geometry.padding_mode != "zeros":
-            _check_border(name, size, before, after, geometry.padding_mode)
+        if geometry.border != "zeros":
+            _check_border(name, size, before, after, geometry.border)
 
 
 def _check_border(name: str, size: int, before: int, after: int, mode: str) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.nn.modules.conv import _ConvNd
 
-from .arguments import Extent, Padding, activation_name
+from .arguments import Extent, Padding, Policy, activation_name
 from .dispatch import fastpath, operator_path
 from .dispatch.op import FORWARD, TRANSPOSED
 from .dispatch.passthrough import again
@@ -48,6 +48,8 @@ class Convolution(_ConvNd):
     """Set by :func:`polyconv.optimize` if this module computes what other modules did."""
     fold: Fold | None = None
     """Set with ``fusion`` if normalisations are among these modules."""
+    policy: Policy | None = None
+    """Set by :func:`polyconv.replace`. None is ``"own"`` without warnings."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "qconfig":
@@ -129,10 +131,11 @@ class _Forward(Convolution):
         args = self.stride, self.padding, self.dilation, self.groups, self.padding_mode
         # Another thread may restore the module meanwhile: torch's class has none of these.
         options = getattr(self, "tolerance", None), getattr(self, "activation", None), residual
+        policy = getattr(self, "policy", None)
         if is_compiling():
-            return operator_path.call(op, input, weight, bias, args, *options)
+            return operator_path.call(op, input, weight, bias, args, *options, policy)
         module = self if getattr(self, "_comes_straight_here", False) else None
-        return fastpath.call(op, input, weight, bias, args, *options, module)
+        return fastpath.call(op, input, weight, bias, args, *options, module, policy)
 
     @property
     def _comes_straight_here(self) -> bool:
@@ -189,11 +192,11 @@ class _Transposed(Convolution):
             output_padding = self._output_padding(input, list(output_size), *sizes)  # type: ignore[operator]
         padding: Any = self.padding  # never "same" or "valid" here
         args = self.stride, padding, tuple(output_padding), self.groups, self.dilation
-        tolerance = getattr(self, "tolerance", None)
+        tolerance, policy = getattr(self, "tolerance", None), getattr(self, "policy", None)
         if is_compiling():
-            return operator_path.call(op, input, weight, bias, args, tolerance)
+            return operator_path.call(op, input, weight, bias, args, tolerance, policy=policy)
         module = self if output_size is None else None
-        return fastpath.call(op, input, weight, bias, args, tolerance, module=module)
+        return fastpath.call(op, input, weight, bias, args, tolerance, module=module, policy=policy)
 
 
 def _keep_options(module: Convolution, tolerance: float | None, activation: str | None) -> None:

@@ -37,6 +37,8 @@ Strides = tuple[int, ...]
 ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 """dtype -> size of an element [bytes]."""
 HALF_DTYPES = ("float16", "bfloat16")
+TF32 = "TF32"
+"""Name of the format of 19 bits in which PyTorch may multiply float32 tensors."""
 
 IMAGE_CHANNELS = 4
 """Most channels of an input that is assumed to be the network's own input, which needs no gradient."""
@@ -154,6 +156,9 @@ class Problem:
     """FPROP: a tensor with the strides of y is added before the activation."""
     frozen: bool = False
     """FPROP in inference: every write to the weight moves its version counter (:func:`polyconv.freeze`)."""
+    torch_format: str = ""
+    """Format in which PyTorch would compute it on a GPU, where its convolution may run instead of a kernel; else empty.
+    :data:`TF32` if PyTorch's flags allow that: the GPU need not have it."""
 
     @classmethod
     def make(
@@ -245,6 +250,14 @@ class Problem:
     def depthwise(self) -> bool:
         """Whether every input channel is its own group (each may feed several output channels)."""
         return self.groups > 1 and self.groups == self.in_channels
+
+    @property
+    def has_aten_padding(self) -> bool:
+        """Whether ATen supports the padding: zeros, equal on both sides, not negative."""
+        before, after = self.padding[::2], self.padding[1::2]
+        if not any(self.padding):
+            return True
+        return self.padding_mode is PaddingMode.ZEROS and before == after and min(before) >= 0
 
     @property
     def multiplications(self) -> int:

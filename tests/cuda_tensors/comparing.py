@@ -74,5 +74,5 @@ def replaced_on(device: Any) -> nn.Module:
     import polyconv
 
     model = deepcopy(small_network())
-    assert polyconv.replace(model).count == 3
+    assert polyconv.replace(model, policy="own").count == 3
     return model.to(device)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,7 +10,6 @@ from torch.nn import functional as F
 import polyconv
 from fake_cuda import PretendedGpu
 from polyconv.dispatch import override
-from polyconv.runtime import warn_once
 
 from .comparing import assert_near, exact_step, ours, passes, replaced_on, small_network, step
 
@@ -34,7 +31,7 @@ def test_runs_what_replace_runs(gpu: PretendedGpu) -> None:
     wanted, kernels = step(model, x.cuda()), sorted(names(gpu))
     theirs = small_network().cuda()
     theirs.load_state_dict(model.state_dict())
-    with polyconv.enable():
+    with polyconv.enable("own"):
         found = step(theirs, x.cuda())
     assert sorted(names(gpu)) == kernels
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
@@ -52,7 +49,7 @@ def test_reaches_subclasses_and_functions(gpu: PretendedGpu) -> None:
     conv, x = Halved(3, 6, 3), torch.randn(X)
     exact = F.conv2d(x.double(), conv.weight.double() * 0.5, conv.bias.double())
     conv = conv.cuda()
-    with polyconv.enable(), torch.no_grad():
+    with polyconv.enable("own"), torch.no_grad():
         found = conv(x.cuda())
         again = F.conv2d(x.cuda(), conv.weight * 0.5, conv.bias)
     assert len(names(gpu)) >= 2
@@ -64,7 +61,7 @@ def test_reaches_subclasses_and_functions(gpu: PretendedGpu) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_in_a_region_of_autocast(gpu: PretendedGpu, dtype: torch.dtype) -> None:
     x, w = torch.randn(X), torch.randn(6, 3, 3, 3)
-    with polyconv.enable(), torch.autocast("cuda", dtype), torch.no_grad():
+    with polyconv.enable("own"), torch.autocast("cuda", dtype), torch.no_grad():
         y = F.conv2d(x.cuda(), w.cuda())
     assert y.dtype == dtype
     assert names(gpu)
@@ -84,17 +81,7 @@ def test_a_kernel_as_large_as_the_stride(gpu: PretendedGpu, rank: int) -> None:
     kernels = names(gpu)
     assert kernels
     assert_near(found, exact)
-    with polyconv.enable():
+    with polyconv.enable("own"):
         again = passes(lambda *t: aten(*t, stride=4), cuda, gradient.cuda())
     assert sorted(names(gpu)) == sorted(kernels)
     assert all(torch.equal(again[name], found[name]) for name in found)
-
-
-def test_tells_of_tf32_at_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As ``replace`` does for a model on such a GPU."""
-    h100 = SimpleNamespace(name="NVIDIA H100 80GB HBM3", major=9, minor=0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: h100)
-    monkeypatch.setattr(warn_once, "_said", {})
-    x, w = torch.randn(1, 3, 5, 7, device="cuda"), torch.randn(4, 3, 3, 3, device="cuda")
-    with polyconv.enable(), pytest.warns(RuntimeWarning, match="TF32"):
-        F.conv2d(x, w)

@@ -35,7 +35,7 @@ def network() -> nn.Module:
         nn.Conv2d(16, 32, 3, stride=2),
         nn.Conv2d(32, 32, 3, groups=32),
     )
-    polyconv.replace(model)
+    polyconv.replace(model, policy="own")
     return model
 
 

@@ -120,7 +120,7 @@ def model_problems(name: str, shapes: Sequence[tuple[int, ...]], passes: Sequenc
     inputs: list[Any] = list(shapes)
     if not any(parameter.is_floating_point() for parameter in model.parameters()):
         inputs = [torch.empty(shape) for shape in shapes]
-    model_replace.replace(model)
+    model_replace.replace(model, policy="own")  # PyTorch's flags may be others where the kernels run
     try:
         problems = problems_of(model, *inputs)
     except Exception as error:  # the model's code can raise anything

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from .. import settings
 from ..backend import PrepareReport, Run
+from ..lowering import aten
 from ..numerics.known_weights import keeping_tolerance
 from ..problem import Problem, Shape, Strides
 from ..runtime import state_version
@@ -36,11 +37,12 @@ from .compile_log import Teller
 from .errors import CaptureError, CudaError, LaunchError, RefusedKernelError
 from .jit.cache import KernelCache
 from .launch import Enqueue, Refused, enqueuer
+from .planner.aten import AtenPlan, chosen
 from .planner.cost import resident_blocks
 from .planner.device import why_too_old
 from .planner.plan import Plan
 from .planner.planner import plan_cuda
-from .planner.volumes import CudaVolumePlan, planned
+from .planner.volumes import CudaVolumePlan
 from .weight_cache import Memory, PreparedWeights, State
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from .planner.device import CudaDevice
 
 Planner = Callable[[Problem, "CudaDevice"], Plan]
+AnyPlan = Plan | CudaVolumePlan | AtenPlan
 
 _given_up: list[str] = []
 """Blacklisted kernels of all GPUs. Their number is part of the state version, so cached calls are prepared again."""
@@ -149,24 +152,27 @@ class CudaBackend:
         inference: bool = False,
         prefer: Preference | None = None,
         w: Tensor | None = None,
-    ) -> Plan | CudaVolumePlan:
+    ) -> AnyPlan:
         """Plan within the workspace limit. Nothing depends on ``inference``; nothing is compiled or loaded."""
         if self._planner is not None and problem.rank == 2:
             return self._planner(problem, self.description)
-        found = planned(problem, self.description, settings.current().workspace_bytes, prefer)
+        found = chosen(problem, self.description, settings.current().workspace_bytes, prefer)
         return self._for_weights(found, w) if w is not None and problem.frozen and isinstance(found, Plan) else found
 
-    def prepare(self, plan: Plan | CudaVolumePlan, *, trial: bool = False) -> Run:
+    def prepare(self, plan: AnyPlan, *, trial: bool = False) -> Run:
         """Compile and load. A run then only writes addresses and launches."""
+        if isinstance(plan, AtenPlan):
+            return partial(aten.run, plan.problem)
         if isinstance(plan, CudaVolumePlan):
             return plan.parts.adapt({part: self.prepare(own, trial=trial) for part, own in plan.plans.items()})
         return self.prepare_launches(plan, PreparedWeights() if trial else self.weights)
 
-    def prepare_all(self, plans: Sequence[Plan | CudaVolumePlan], progress: Progress) -> PrepareReport:
+    def prepare_all(self, plans: Sequence[AnyPlan], progress: Progress) -> PrepareReport:
         """Compile missing kernels in parallel, then load. Rejected kernels are blacklisted last."""
         self._teller.tell()
+        own = [plan for plan in plans if not isinstance(plan, AtenPlan)]
         parts = [
-            own for plan in plans for own in (plan.plans.values() if isinstance(plan, CudaVolumePlan) else (plan,))
+            part for plan in own for part in (plan.plans.values() if isinstance(plan, CudaVolumePlan) else (plan,))
         ]
         specs = list(dict.fromkeys(kernel for plan in parts for kernel in plan.kernels))
         progress.expect(len(specs))

@@ -12,6 +12,7 @@ derivative is PyTorch's, too.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -20,12 +21,14 @@ from torch.autograd.function import _SingleLevelFunction
 
 from ..activation import Activation
 from ..arguments import Geometry, activation_name, normalise, per_axis, suggests_channels_last
+from ..backend import backend_name
 from ..lowering.aten import backward_arguments, gradients
 from ..lowering.epilogue import apply_epilogue, summed_per_channel
 from ..problem import Problem, dense_strides
 from ..runtime import state_version
 from ..runtime.frozen_weights import frozen_marks
 from ..runtime.guards import TYPES, alike, are_plain, is_watched
+from ..util import tf32
 from ..util.lru import LruTable
 from . import operator_path, passthrough
 from .execute import compute_dgrad, compute_fprop, compute_wgrad, describe_dgrad, describe_fprop, describe_wgrad
@@ -42,7 +45,7 @@ from .operands import (
     transposed_layout,
     wgrad_problem,
 )
-from .prepare import Call, known, recall, remember
+from .prepare import Call, known, recall, remember, tell_if_behind
 from .transforms.autograd import Gradients, dgrad_gradients, fprop_gradients
 
 LONGEST_ROW = 8
@@ -64,12 +67,14 @@ def call(
     activation: str | None = None,
     residual: Tensor | None = None,
     module: torch.nn.Module | None = None,
+    policy: str | None = None,
 ) -> Tensor:
     """Run a convolution.
 
     Args:
         args: the geometry. A transposed convolution has neither activation nor residual.
         module: the calling module, if its attributes alone determine the arguments; enables the passthrough cache.
+        policy: that of :func:`polyconv.replace`; None if the program itself calls polyconv.
     """
     found = None
     if type(x) in TYPES and type(w) in TYPES and type(bias) in _OPTIONAL and type(residual) in _OPTIONAL:
@@ -77,10 +82,20 @@ def call(
         if activation is not None and graded and _want_gradient(x, w, bias, residual):
             applied = Activation(activation_name(activation))
             if not applied.is_saved_by_output:  # its derivative needs the sums, so it is applied separately
-                return applied(call(op, x, w, bias, args, tolerance, None, residual))
-        found = _find(op, x, w, bias, args, tolerance, activation, residual, number, graded, is_frozen)
+                return applied(call(op, x, w, bias, args, tolerance, None, residual, policy=policy))
+        found = _find(op, x, w, bias, args, tolerance, activation, residual, number, graded, is_frozen, policy)
+        if found is None and policy == "auto" and activation is None and residual is None and x.is_cuda:
+            given = _atens_under_autocast(op, x, w, bias, args, tolerance, number, graded)
+            if given is not None:
+                y = op.aten(x, w, bias, *given)
+                if module is not None:
+                    guard = alike(x, w) if bias is None else alike(x, w, bias)
+                    last = getattr(module, "padding_mode", None) if op.transposed else activation
+                    how = guard, op.aten, given, op.attributes, (*args, tolerance, last, policy)
+                    passthrough.remember(module, number, graded, is_frozen, bias, *how)
+                return y
     if found is None:
-        return operator_path.call(op, x, w, bias, args, tolerance, activation, residual)
+        return operator_path.call(op, x, w, bias, args, tolerance, activation, residual, policy)
     if found.aten_arguments is None:
         if found.inference:
             return found.compute(found, x, w, bias, residual)
@@ -91,7 +106,7 @@ def call(
     if module is not None:
         last = getattr(module, "padding_mode", None) if op.transposed else activation
         if not op.transposed or last == "zeros":  # another thread may just have set a mode that the module rejects
-            how = found.guard, op.aten, found.aten_arguments, op.attributes, (*args, tolerance, last)
+            how = found.guard, op.aten, found.aten_arguments, op.attributes, (*args, tolerance, last, policy)
             passthrough.remember(module, number, graded, is_frozen, bias, *how)
     return y
 
@@ -108,10 +123,12 @@ def _find(
     number: int,
     graded: bool,
     is_frozen: bool,
+    policy: str | None,
 ) -> GuardedCall | None:
     """Cached or new call for these arguments. None if the operator has to be called."""
     if is_watched():
         return None
+    either = policy == "auto" and backend_name(x.device) == "cuda"
     try:
         address = x.data_ptr() if residual is None else x.data_ptr() | residual.data_ptr()
         key: Hashable = (
@@ -127,6 +144,7 @@ def _find(
             args,
             tolerance,
             activation,
+            tf32.is_allowed() if either else None,
         )
         row = cast("GuardedCall | None", known[key])
     except (TypeError, RuntimeError):  # an unhashable argument (a list); a tensor without shape or storage
@@ -149,8 +167,10 @@ def _find(
     check_tensors(x, "input", w, "weight", bias, residual)
     inference = not (graded and _want_gradient(x, w, bias, residual))
     problem, layout, geometry = _described(
-        op, x, w, bias, args, tolerance, activation, residual, inference and is_frozen
+        op, x, w, bias, args, tolerance, activation, residual, inference and is_frozen, policy if either else None
     )
+    if policy == "own" and x.is_cuda:
+        tell_if_behind(problem, x.device)
     following = row if row is not None and row.place < LONGEST_ROW else None
     found = GuardedCall(op, problem, layout, geometry, (x, w, bias, residual), args, following, inference=inference)
     remember(key, number, found)
@@ -167,13 +187,14 @@ def _described(
     activation: str | None,
     residual: Tensor | None,
     frozen: bool,
+    policy: str | None,
 ) -> tuple[Problem, Layout, Geometry]:
     """Problem of a call, layout of its output, and its geometry. Raises if the arguments do not fit."""
     if op.transposed:
         settled, layout = transposed_layout(op.rank, x, w, bias, *args, tolerance)
-        geometry = geometry_of(*settled)
+        geometry = geometry_of(*settled.or_torchs(policy))
         return *dgrad_problem(*describe_dgrad(x, w, layout, bias, geometry)), geometry
-    geometry = geometry_of(*normalise(w.shape[2:], *args, tolerance, rank=op.rank))
+    geometry = geometry_of(*normalise(w.shape[2:], *args, tolerance, rank=op.rank).or_torchs(policy))
     description = describe_fprop(x, w, bias, residual, activation_name(activation), frozen, geometry)
     problem, layout = fprop_problem(*description)
     if residual is not None:
@@ -221,15 +242,8 @@ class GuardedCall(Call):
         """Prepared gradients. The only mutable part of a call."""
         self.following = following
         self.place: int = 1 if following is None else following.place + 1
-        self.aten_arguments: tuple[Any, ...] | None = None
+        self.aten_arguments: tuple[Any, ...] | None = _aten_arguments(op, args, geometry) if self.passthrough else None
         """Arguments of ATen's convolution after the tensors if all passes are passthrough, else None."""
-        if self.passthrough:
-            stride, padding, dilation = map(_for_torch, (geometry.stride, geometry.padding[::2], geometry.dilation))
-            if op.transposed:
-                added = _for_torch(per_axis("output_padding", args[2], op.rank))
-                self.aten_arguments = stride, padding, added, geometry.groups, dilation
-            else:
-                self.aten_arguments = stride, padding, dilation, geometry.groups
 
     def gradients(
         self, grad: Tensor, x: Tensor, w: Tensor, want_x: bool, want_w: bool, want_bias: bool
@@ -292,20 +306,68 @@ def _for_torch(numbers: tuple[int, ...]) -> int | tuple[int, ...]:
     return numbers[0] if len(set(numbers)) == 1 else numbers
 
 
-def _gradients(op: Op, problem: Problem, layout: Layout, geometry: Geometry, x: Tensor, w: Tensor) -> Iterator[Problem]:
+def _aten_arguments(op: Op, args: Args, geometry: Geometry) -> tuple[Any, ...]:
+    """Arguments of ATen's convolution after the tensors."""
+    stride, padding, dilation = map(_for_torch, (geometry.stride, geometry.padding[::2], geometry.dilation))
+    if op.transposed:
+        return stride, padding, _for_torch(per_axis("output_padding", args[2], op.rank)), geometry.groups, dilation
+    return stride, padding, dilation, geometry.groups
+
+
+def _atens_under_autocast(
+    op: Op,
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    args: Args,
+    tolerance: float | None,
+    number: int,
+    graded: bool,
+) -> tuple[Any, ...] | None:
+    """Arguments of ATen's convolution if a call on CUDA tensors differs from a plain one by autocast alone, and all its
+    passes are ATen's in the dtype of the region; else None. ATen then casts, with autocast's cache of weights."""
+    if not torch.is_autocast_enabled("cuda") or is_watched() or not _are_exact(op.rank, args):
+        return None
+    with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+        if not _may_be_remembered(op.rank, x, w, bias, None):
+            return None
+    dtype, wanted = torch.get_autocast_dtype("cuda"), (graded and x.requires_grad, graded and w.requires_grad)
+    key = number, op, described(x), described(w), bias is None, args, tolerance, x.device, dtype, wanted
+    found = _under_autocast[key]
+    if found is None:
+        problem, layout, geometry = _described(op, x, w, bias, args, tolerance, None, None, False, "auto")
+        problem = replace(problem, dtype=str(dtype).removeprefix("torch."))
+        problem = replace(problem, torch_format=problem.dtype)
+        grads = _gradients(op, problem, layout, geometry, x, w, dtype) if graded else ()
+        call = Call(problem, layout, geometry, x.device, inference=not any(wanted), gradients=grads)
+        found = (_aten_arguments(op, args, geometry) if call.passthrough else None,)
+        if state_version.current() == number:
+            _under_autocast.put(key, found)
+    return found[0]
+
+
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+_under_autocast: LruTable[Hashable, tuple[tuple[Any, ...] | None]] = LruTable(1024)
+"""Results of :func:`_atens_under_autocast`."""
+
+
+def _gradients(
+    op: Op, problem: Problem, layout: Layout, geometry: Geometry, x: Tensor, w: Tensor, dtype: torch.dtype | None = None
+) -> Iterator[Problem]:
     """Problems of the backward pass, whose tensors are assumed to be dense, as in :func:`polyconv.explain`.
 
-    The gradients of a transposed convolution are a forward pass and a weight gradient with exchanged roles.
+    The gradients of a transposed convolution are a forward pass and a weight gradient with exchanged roles. ``dtype``:
+    that of autocast.
     """
-    grad = (layout[0], dense_strides(*layout))
+    grad, dtype = (layout[0], dense_strides(*layout)), dtype or x.dtype
     if x.requires_grad and op.transposed:
-        yield fprop_problem(grad, described(w), None, False, "none", False, x.dtype, True, geometry)[0]
+        yield fprop_problem(grad, described(w), None, False, "none", False, dtype, True, geometry)[0]
     elif x.requires_grad:
-        yield dgrad_problem(grad, described(w), _layout_of(x), None, x.dtype, True, geometry)[0]
+        yield dgrad_problem(grad, described(w), _layout_of(x), None, dtype, True, geometry)[0]
     if w.requires_grad and op.transposed:
-        yield wgrad_problem(described(x), grad, _layout_of(w), False, x.dtype, True, geometry)[0]
+        yield wgrad_problem(described(x), grad, _layout_of(w), False, dtype, True, geometry)[0]
     elif w.requires_grad:
-        yield wgrad_problem(grad, described(x), _layout_of(w), problem.bias, x.dtype, True, geometry)[0]
+        yield wgrad_problem(grad, described(x), _layout_of(w), problem.bias, dtype, True, geometry)[0]
 
 
 def _want_gradient(*tensors: Tensor | None) -> bool:

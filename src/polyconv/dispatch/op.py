@@ -33,10 +33,10 @@ class Op:
     @property
     def attributes(self) -> tuple[str, ...]:
         """Module attributes that a call depends on: its geometry, as :func:`polyconv.dispatch.fastpath.call` takes it,
-        the tolerance, and one more."""
+        the tolerance, one more, and the policy."""
         if self.transposed:
-            return "stride", "padding", "output_padding", "groups", "dilation", "tolerance", "padding_mode"
-        return "stride", "padding", "dilation", "groups", "padding_mode", "tolerance", "activation"
+            return "stride", "padding", "output_padding", "groups", "dilation", "tolerance", "padding_mode", "policy"
+        return "stride", "padding", "dilation", "groups", "padding_mode", "tolerance", "activation", "policy"
 
 
 CONV1D, CONV2D, CONV3D = (Op(rank, False, aten) for rank, aten in CONVOLUTIONS.items())

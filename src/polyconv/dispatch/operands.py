@@ -11,6 +11,7 @@ from .. import settings
 from ..activation import Activation
 from ..arguments import (
     CHANNELS_LAST,
+    EITHER,
     Extent,
     Geometry,
     activation_name,
@@ -20,7 +21,8 @@ from ..arguments import (
     statically,
     suggests_channels_last,
 )
-from ..problem import DEFAULT_TOLERANCE, PaddingMode, Pass, Problem, dense_strides
+from ..problem import DEFAULT_TOLERANCE, TF32, PaddingMode, Pass, Problem, dense_strides
+from ..util import tf32
 from .schema import Args
 
 HALF = (torch.float16, torch.bfloat16)
@@ -129,9 +131,12 @@ def empty(layout: Layout, like: Tensor) -> Tensor:
 def geometry_of(
     stride: Args, padding: Args, dilation: Args, groups: int, padding_mode: str, tolerance: float | None = None
 ) -> Geometry:
-    """Build a geometry from the dispatcher's lists. A tolerance of None becomes that of the current settings."""
+    """Build a geometry from the dispatcher's lists. A tolerance of None becomes that of the current settings, and
+    :data:`~polyconv.arguments.EITHER` the format of PyTorch's current flags."""
     if tolerance is None:
         tolerance = settings.current().tolerance
+    if padding_mode.endswith(EITHER):
+        padding_mode = padding_mode.removesuffix("torch") + (TF32 if tf32.is_allowed() else "float32")
     return Geometry(tuple(stride), tuple(padding), tuple(dilation), groups, padding_mode, tolerance)
 
 
@@ -169,7 +174,7 @@ def problem_of(
         padding=geometry.padding,
         dilation=geometry.dilation,
         groups=geometry.groups,
-        padding_mode=PaddingMode(geometry.padding_mode),
+        padding_mode=PaddingMode(geometry.border),
         bias=bias,
         residual=residual,
         activation=Activation(activation_name(activation)),
@@ -180,7 +185,13 @@ def problem_of(
         dtype=str(dtype).removeprefix("torch."),
         tolerance=DEFAULT_TOLERANCE if geometry.tolerance is None else geometry.tolerance,
         frozen=frozen,
+        torch_format=_format(geometry.torch_format, dtype),
     )
+
+
+def _format(torch_format: str, dtype: torch.dtype) -> str:
+    """Format in which PyTorch computes with tensors of a dtype, given that for float32; empty if it is not asked."""
+    return str(dtype).removeprefix("torch.") if torch_format and dtype in HALF else torch_format
 
 
 def fprop_problem(

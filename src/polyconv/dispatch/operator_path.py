@@ -27,6 +27,7 @@ def call(
     tolerance: float | None,
     activation: str | None = None,
     residual: Tensor | None = None,
+    policy: str | None = None,
 ) -> Tensor:
     """Call a convolution by the dispatcher. Arguments as for :func:`polyconv.dispatch.fastpath.call`."""
     if not (isinstance(x, Tensor) and isinstance(w, Tensor) and (bias is None or isinstance(bias, Tensor))):
@@ -39,9 +40,9 @@ def call(
         x = x.unsqueeze(0)
         residual = None if residual is None else residual.unsqueeze(0)
     if op.transposed:
-        y = _transposed(op, x, w, bias, args, tolerance)
+        y = _transposed(op, x, w, bias, args, tolerance, policy)
     else:
-        y = _forward(op, x, w, bias, args, tolerance, activation, residual)
+        y = _forward(op, x, w, bias, args, tolerance, activation, residual, policy)
     return y if batched else y.squeeze(0)
 
 
@@ -54,14 +55,17 @@ def _forward(
     tolerance: float | None,
     activation: str | None,
     residual: Tensor | None,
+    policy: str | None,
 ) -> Tensor:
     geometry, applied = normalise(w.shape[2:], *args, tolerance, rank=op.rank), activation_name(activation)
     if to_onnx():
         return written_in_aten(op.aten, x, w, bias, residual, applied, geometry)
-    return fprop(x, w, bias, *geometry, residual, applied)
+    return fprop(x, w, bias, *geometry.or_torchs(policy), residual, applied)
 
 
-def _transposed(op: Op, x: Tensor, w: Tensor, bias: Tensor | None, args: Args, tolerance: float | None) -> Tensor:
+def _transposed(
+    op: Op, x: Tensor, w: Tensor, bias: Tensor | None, args: Args, tolerance: float | None, policy: str | None
+) -> Tensor:
     if to_onnx():
         return transposed_in_aten(op.aten, x, w, bias, *args)
     if to_torchscript():  # sizes are not ints there: the operator computes the output's size when it runs
@@ -70,7 +74,7 @@ def _transposed(op: Op, x: Tensor, w: Tensor, bias: Tensor | None, args: Args, t
         sizes = {name: per_axis(name, value, op.rank) for name, value in names.items()}
         return transposed(x, w, bias, **sizes, groups=groups, tolerance=tolerance)
     geometry, (size, channels_last) = transposed_layout(op.rank, x, w, bias, *args, tolerance)
-    return dgrad(x, w, size, channels_last, *geometry, bias)
+    return dgrad(x, w, size, channels_last, *geometry.or_torchs(policy), bias)
 
 
 def _announced(

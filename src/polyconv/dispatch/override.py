@@ -19,19 +19,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..arguments import CHANNELS_LAST, Geometry, normalise
+from ..arguments import CHANNELS_LAST, Geometry, Policy, checked_policy, normalise
+from ..backend import backend_name
 from ..lowering.epilogue import summed_per_channel
 from ..problem import Problem
 from ..runtime import state_version
 from ..runtime.bypass import bypass_with
 from ..runtime.frozen_weights import frozen_marks
 from ..runtime.scopes import ScopeEntry, ScopeStack
-from ..runtime.warn_once import warn_once
-from ..util import gpu_arch, tf32
+from ..util import tf32
 from ..util.lru import LruTable
 from .execute import compute_dgrad, compute_fprop, compute_wgrad, describe_dgrad, describe_fprop, describe_wgrad
 from .operands import HALF, Layout, dgrad_problem, fprop_problem, geometry_of, transposed_layout, wgrad_problem
-from .prepare import Call, recall
+from .prepare import Call, recall, tell_if_behind
 from .schema import library
 
 _MODULE = "polyconv.runtime._native"
@@ -55,8 +55,8 @@ class Arguments(NamedTuple):
 class Enabling:
     """Override of ATen's convolution, in force until :func:`disable` or the end of its ``with`` block."""
 
-    def __init__(self) -> None:
-        self._entry: ScopeEntry[None] = ScopeEntry(None)
+    def __init__(self, policy: Policy = "auto") -> None:
+        self._entry: ScopeEntry[Policy] = ScopeEntry(policy)
         self._depth = 0
         _enabled.put(self._entry)
 
@@ -72,7 +72,7 @@ class Enabling:
             _enabled.take(self._entry)
 
 
-def enable() -> Enabling:
+def enable(policy: Policy = "auto") -> Enabling:
     """Use polyconv for every convolution of torch in this process, until :func:`disable`.
 
     It reaches what :func:`polyconv.replace` does not: subclasses of torch's modules, calls of
@@ -84,8 +84,11 @@ def enable() -> Enabling:
 
     The override counts for all threads. Blocks may be nested, and may overlap in several threads: the last one to end
     restores torch's kernels. Autocast is torch's own: in its regions ATen computes in their dtype.
+
+    Args:
+        policy: for CUDA tensors, as in :func:`polyconv.replace`. Of nested blocks, that of the last one counts.
     """
-    return Enabling()
+    return Enabling(checked_policy(policy))
 
 
 def disable() -> None:
@@ -96,6 +99,12 @@ def disable() -> None:
 
 def is_enabled() -> bool:
     return bool(_enabled.entries)
+
+
+def _policy() -> Policy | None:
+    """Policy in force; None while nothing is enabled."""
+    entries = _enabled.entries
+    return entries[-1].value if entries else None
 
 
 def _settle() -> None:
@@ -114,8 +123,8 @@ def _settle() -> None:
 
 _registered: Callable[[], None] | None = None
 """Function that removes the kernels, None while there are none."""
-_enabled: ScopeStack[None] = ScopeStack(_settle)
-state_version.include(is_enabled)
+_enabled: ScopeStack[Policy] = ScopeStack(_settle)
+state_version.include(_policy)
 
 
 @lru_cache(maxsize=1)
@@ -261,7 +270,8 @@ def _planned(
     one, *others = tensors if bias is None else (*tensors, bias)
     listed = (tuple(numbers) if isinstance(numbers, list) else numbers for numbers in arguments)
     described = tuple((each.shape, each.stride(), each.data_ptr() & 15) for each in (one, *others))
-    key = number, plan, described, one.dtype, one.device, bias is None, *listed, how
+    flag = backend_name(one.device) == "cuda" and tf32.is_allowed()
+    key = number, plan, described, one.dtype, one.device, bias is None, *listed, how, flag
     found = _plans[key]
     if found is None:
         alike = all((each.dtype, each.device) == (one.dtype, one.device) for each in others)
@@ -293,16 +303,15 @@ def settled(x: Tensor, w: Tensor, bias: Tensor | None, arguments: Arguments) -> 
     if transposed:
         given = tuple(stride), tuple(padding), tuple(output_padding), groups, tuple(dilation), None
         settled, layout = transposed_layout(w.dim() - 2, x, w, bias, *given)
-        return geometry_of(*settled), layout
+        return geometry_of(*settled.or_torchs(_policy())), layout
     moves = tuple(stride), tuple(padding), tuple(dilation)
-    return geometry_of(*normalise(w.shape[2:], *moves, groups, "zeros", None, rank=w.dim() - 2)), None
+    geometry = normalise(w.shape[2:], *moves, groups, "zeros", None, rank=w.dim() - 2)
+    return geometry_of(*geometry.or_torchs(_policy())), None
 
 
 def _plan_forward(
     x: Tensor, w: Tensor, bias: Tensor | None, arguments: Arguments, inference: bool, frozen: bool
 ) -> Call | None:
-    if x.is_cuda:
-        tell_of_tf32(x.device)
     try:
         channels_last = _is_channels_last(x, w, bias, None, arguments)
         geometry, layout = settled(x, w, bias, arguments)
@@ -311,11 +320,15 @@ def _plan_forward(
             described = dgrad_problem, describe_dgrad(x, w, layout, bias, geometry)
         else:
             described = fprop_problem, describe_fprop(x, w, bias, None, "none", frozen, geometry)
-        last: bool = described[0](*described[1])[1][1]
+        problem, (_, last) = described[0](*described[1])
     except RuntimeError:  # wrong shapes
         return None
-    call = recall(*described, x.device, inference=inference) if last == channels_last else None
-    return None if call is None or call.passthrough else call
+    if last != channels_last:
+        return None
+    if x.is_cuda and _policy() == "own":
+        tell_if_behind(problem, x.device)
+    call = recall(*described, x.device, inference=inference)
+    return None if call.passthrough else call
 
 
 def _plan_backward(
@@ -353,11 +366,3 @@ def _is_channels_last(
     backend = private._select_conv_backend(x, w, bias, *arguments, bias_sizes)
     found = private._conv_determine_backend_memory_format(x, w, backend)
     return bool(found == CHANNELS_LAST[w.dim()])
-
-
-def tell_of_tf32(device: torch.device) -> None:
-    """Warn once per GPU model if PyTorch's TF32 is enabled there and likely to be faster."""
-    if tf32.is_allowed():
-        gpu = torch.cuda.get_device_properties(device)
-        if gpu_arch.is_likely_faster(f"sm_{gpu.major}{gpu.minor}", gpu.name):
-            warn_once(tf32.advice(gpu.name))

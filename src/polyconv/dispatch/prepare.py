@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple
@@ -15,12 +16,18 @@ from .. import settings
 from ..arguments import Geometry
 from ..autotune import online, preferences
 from ..backend import Backend, Run, backend_for, backend_name
+from ..lowering import aten
 from ..lowering.lower import lower
 from ..lowering.signal import Signal
-from ..problem import Problem, dense_strides
+from ..lowering.widen import Widened
+from ..problem import TF32, Problem, dense_strides
 from ..runtime import state_version
 from ..runtime.bypass import is_overridden
+from ..runtime.lazy_import import imported
 from ..runtime.scopes import Scope, ScopeStack
+from ..runtime.warn_once import warn_once
+from ..selection import by_cost
+from ..util import tf32
 from ..util.lru import LruTable
 from .operands import Layout, empty
 
@@ -49,12 +56,14 @@ class Call:
         inference: bool = False,
         gradients: Iterable[Problem] = (),
     ) -> None:
+        if problem.torch_format and backend_name(device) != "cuda":
+            problem, gradients = _without_format(problem), map(_without_format, gradients)
         self.problem = problem
         self.layout = layout
         self.geometry = geometry
         self.inference = inference
         """Whether no gradient is recorded."""
-        self.run, self.passthrough = prepare(problem, device, inference=inference, gradients=gradients)
+        self.run, self.passthrough, _ = prepare(problem, device, inference=inference, gradients=gradients)
         large = prod(layout[0]) * 8 >= LARGE
         self.dense = None if large or 0 in layout[0] else (layout[0], dense_strides(*layout))
         """Shape and strides of the output; None if it is empty, or the backend allocates it."""
@@ -64,6 +73,11 @@ class Call:
         if 0 in self.layout[0]:
             return empty(self.layout, like)
         return backend_for(like.device).new_output(like, tuple(self.layout[0]), dense_strides(*self.layout))
+
+
+def _without_format(problem: Problem) -> Problem:
+    """The problem for a backend whose plans do not depend on PyTorch's format."""
+    return replace(problem, torch_format="")
 
 
 def recall(
@@ -95,17 +109,23 @@ class Prepared(NamedTuple):
     run: Run
     passthrough: bool
     """Whether this pass and its gradients are ATen's: planned so, not being autotuned, and not observed."""
+    is_atens: bool = False
+    """Whether this pass is."""
 
 
 def prepare(problem: Problem, device: torch.device, *, inference: bool, gradients: Iterable[Problem] = ()) -> Prepared:
     """Lower and plan a problem, and make its plan ready. ``gradients``: problems of its backward pass."""
-    lowering = lower(problem, backend_name(device))
+    name = backend_name(device)
+    lowering = lower(problem, name)
     if lowering is not None:
-        views = isinstance(lowering, Signal)
-        later = (each.as_2d() for each in gradients) if views else ()
+        alike = isinstance(lowering, (Signal, Widened))  # ATen takes the tensors as they are
+        later = [part for each in gradients if alike for part in _step(each, name)]
         parts = {part: prepare(part, device, inference=inference, gradients=later) for part in lowering.problems}
         run = lowering.adapt({part: prepared.run for part, prepared in parts.items()})
-        return Prepared(run, views and all(prepared.passthrough for prepared in parts.values()))
+        if isinstance(lowering, Widened) and all(prepared.is_atens for prepared in parts.values()):
+            run = partial(aten.run, problem)  # in half precision
+        passes = alike and all(prepared.passthrough for prepared in parts.values())
+        return Prepared(run, passes, alike and all(prepared.is_atens for prepared in parts.values()))
     backend, gradients = backend_for(device), list(gradients)
     plan = preferences.plan(backend, problem, inference=inference)
     usual = backend.prepare(plan)
@@ -116,8 +136,25 @@ def prepare(problem: Problem, device: torch.device, *, inference: bool, gradient
     # The override of ATen's convolution would plan it again, with the tolerance of the settings.
     planned_again = is_overridden() and problem.tolerance != settings.current().tolerance
     if not settled or preferences.are_watched() or not plan.passthrough or planned_again:
-        return Prepared(run, False)
-    return Prepared(run, all(preferences.plan(backend, each).passthrough for each in gradients))
+        return Prepared(run, False, settled and plan.passthrough)
+    return Prepared(run, all(preferences.plan(backend, each).passthrough for each in gradients), True)
+
+
+def _step(problem: Problem, backend: str) -> tuple[Problem, ...]:
+    """The problems of the next lowering, or the problem if there is none."""
+    lowering = lower(problem, backend)
+    return (problem,) if lowering is None else lowering.problems
+
+
+def tell_if_behind(problem: Problem, device: torch.device) -> None:
+    """Warn, once per GPU and class of layers, if PyTorch's TF32 is expected to be faster than a plan in float32."""
+    problem = problem.as_2d()
+    if problem.dtype != "float32" or not tf32.is_allowed() or lower(problem, backend_name(device)) is not None:
+        return
+    plan = backend_for(device).plan(replace(problem, torch_format=TF32))
+    if plan.passthrough and plan.problem.torch_format == TF32 and by_cost(plan.candidates)[0].name == plan.choice:
+        class_of = imported("polyconv.cuda.planner.aten").class_of
+        warn_once(tf32.advice(torch.cuda.get_device_properties(device).name, class_of(problem)))
 
 
 # ---- observers

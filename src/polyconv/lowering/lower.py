@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -32,6 +33,8 @@ def lower(problem: Problem, backend: str) -> Lowering | None:
 
 def lowered(problem: Problem, backend: str) -> tuple[Problem, ...]:
     """Distinct problems that a backend runs for ``problem``: none if it is an empty sum."""
+    if problem.torch_format and backend != "cuda":
+        problem = replace(problem, torch_format="")
     lowering = lower(problem, backend)
     if lowering is None:
         return (problem,)

@@ -18,7 +18,6 @@ from .. import dispatch
 from ..arguments import CHANNELS_LAST as CHANNELS_LAST_OF
 from ..arguments import Geometry
 from ..cpu.engines import aten
-from ..cpu.engines.aten import takes_padding
 from ..lowering.aten import convolution, convolution_backward
 from ..lowering.signal import HEIGHT, as_image
 from ..lowering.volume_sum import result_shape
@@ -100,7 +99,7 @@ def candidates(
     """
     last = operands.channels_last()
     module: Any = getattr(nn, f"Conv{'Transpose' * transposed}{problem.rank}d")
-    as_modules = takes_padding(problem)
+    as_modules = problem.has_aten_padding
     mine: Callable[[Operands], Call] = partial(ours, problem, fresh_weights=fresh_weights)
     if as_modules and not fresh_weights:
         counterpart: Any = OF_TORCHS[module]
@@ -186,7 +185,7 @@ def pytorch(problem: Problem, operands: Operands) -> Call:
     """PyTorch's convolution, or one gradient of its backward pass. An unsupported padding is applied to a copy first,
     as in ``torch.nn.Conv2d``."""
     x, w, bias, dy = operands.x, operands.w, operands.bias, operands.dy
-    if not takes_padding(problem):
+    if not problem.has_aten_padding:
         return _padded(problem, operands)
     padding = problem.padding[::2]
     if problem.kind is Pass.FPROP:

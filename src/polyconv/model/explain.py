@@ -336,10 +336,10 @@ def _ask(problem: Problem, device: torch.device | CudaDevice, w: Tensor | None) 
         w = w.detach().reshape(problem.as_2d().w_shape) if runs.w_shape == problem.as_2d().w_shape else None
     try:
         if not isinstance(device, torch.device):
-            from ..cuda.planner.volumes import planned
+            from ..cuda.planner.aten import chosen
 
-            plan = planned(runs, device)
-            said = "" if w is None else in_words(runs, plan, w, lambda asked: planned(asked, device))
+            plan = chosen(runs, device)
+            said = "" if w is None else in_words(runs, plan, w, lambda asked: chosen(asked, device))
             return PassExplanation(problem, "cuda", instead + plan.explain() + said)
         backend = backend_for(device)
         return PassExplanation(problem, backend.name, instead + explain_plans(backend, runs, w))

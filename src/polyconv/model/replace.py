@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from ..dispatch.override import tell_of_tf32
+from ..arguments import Policy, checked_policy
 from ..nn import OURS, TORCHS, Convolution, has_all_sides
 from ..util.sharded_params import is_gathered, is_split, placements_of
 
@@ -26,7 +26,7 @@ _OURS: dict[Class, Class] = dict(OURS.items())
 _TORCHS: dict[Class, Class] = {ours: torchs for torchs, ours in OURS.items()}
 _MADE_OF = "_made_of"
 """Attribute of a class made for a subclass of torch's module: that subclass."""
-_OPTIONS = "tolerance", "activation", "fusion", "fold"
+_OPTIONS = "tolerance", "activation", "fusion", "fold", "policy"
 """Attributes that polyconv's modules have and torch's have not."""
 
 
@@ -53,35 +53,41 @@ class Replacement:
         return "\n".join(lines)
 
 
-def replace(model: torch.nn.Module, filter_fn: Filter | None = None) -> Replacement:
+def replace(model: torch.nn.Module, filter_fn: Filter | None = None, *, policy: Policy = "auto") -> Replacement:
     """Replace every convolution in a model, the model itself included, by polyconv's.
 
     A ``torch.nn.Conv2d`` becomes a :class:`polyconv.Conv2d`, and likewise 1-D, 3-D, transposed and lazy modules, with
     their parametrisations (``torch.nn.utils.parametrize``) and sharding (``fully_shard``). A module of a subclass keeps
     its methods: it gets a new class that derives from the subclass and from polyconv's. Subclasses that override
     ``forward`` or ``_conv_forward`` are left alone, because they may do more (:func:`polyconv.enable` reaches them); so
-    are modules split over ranks for tensor parallelism. The result counts what was replaced and names what was not. A
-    warning is given if the model is on a GPU where PyTorch's TF32 is enabled and likely to be faster.
+    are modules split over ranks for tensor parallelism. The result counts what was replaced and names what was not.
 
     Args:
         model: the model.
         filter_fn: called with each convolution and its name; replaces those for which it returns true.
+        policy: for CUDA tensors, also of modules replaced before. ``"auto"``: each pass of a layer runs polyconv's
+            kernels if they are expected to be ahead of PyTorch's convolution in the format that PyTorch would use (its
+            TF32 flags, autocast, the layout), else PyTorch's. Both times are modelled (:func:`polyconv.explain` shows
+            them), and the choice is made at the first call, so the model may be moved later. ``"own"``: always
+            polyconv's kernels, with a warning for layers in which PyTorch's TF32 is expected to be faster. Modules that
+            the program itself creates are always polyconv's.
     """
+    checked_policy(policy)
 
     def why_not(module: torch.nn.Module, name: str) -> str | None:
         reason = why_not_replace(module)
         excluded = reason is None and filter_fn is not None and _is_replaceable(module) and not filter_fn(module, name)
         return "filter_fn excludes it" if excluded else reason
 
-    done = _swap(model, "replaced", _ours, why_not)
-    for device in {parameter.device for parameter in model.parameters() if parameter.is_cuda} if done.count else ():
-        tell_of_tf32(device)
-    return done
+    for module in model.modules():
+        if isinstance(module, Convolution) and module.policy is not None:  # replaced before
+            vars(module)["policy"] = policy
+    return _swap(model, "replaced", _ours, why_not, policy)
 
 
 def restore(model: torch.nn.Module) -> Replacement:
     """Reverse :func:`replace`: a :class:`polyconv.Conv2d` becomes a ``torch.nn.Conv2d`` again, for example."""
-    return _swap(model, "restored", _torchs, lambda module, _: _why_not_restore(module))
+    return _swap(model, "restored", _torchs, lambda module, _: _why_not_restore(module), None)
 
 
 def _swap(
@@ -89,6 +95,7 @@ def _swap(
     action: str,
     swapped: Callable[[Class], Class | None],
     why_not: Callable[[torch.nn.Module, str], str | None],
+    policy: Policy | None,
 ) -> Replacement:
     count, left_alone = 0, {}
     for name, module in model.named_modules():
@@ -97,6 +104,10 @@ def _swap(
             left_alone[name] = reason
         elif swapped(_plain_class(module)) is not None:
             module.__class__ = _counterpart(type(module), swapped)
+            if policy is None:
+                vars(module).pop("policy", None)
+            else:
+                vars(module)["policy"] = policy
             count += 1
     return Replacement(action, count, left_alone)
 

@@ -23,8 +23,6 @@ have half, because they accumulate in float32 at half the rate. An H20 has a qua
 multiprocessors."""
 _SLOWER = ((re.compile(r"GeForce|^RTX \d{4}$"), 2), (re.compile(r"\bH20\b"), 4))
 """Names of GPUs whose tensor cores are slower than those of their architecture, and how many times."""
-SAVED = 4.0
-"""Factor of multiplications that the most used fast algorithm saves at best: F(4, 3) along both axes."""
 
 
 def capability(arch: str) -> int:
@@ -51,8 +49,3 @@ def half_per_clock(arch: str, name: str, dtype: str) -> int:
     if arch in {"sm_70", "sm_72", "sm_75"}:
         return fp32_per_clock(arch) if dtype == "bfloat16" else 512
     return 2 * per_clock(arch, name) or 4 * fp32_per_clock(arch)
-
-
-def is_likely_faster(arch: str, name: str) -> bool:
-    """Whether TF32 on a GPU gains more over float32 than a fast algorithm can."""
-    return per_clock(arch, name) > SAVED * fp32_per_clock(arch)

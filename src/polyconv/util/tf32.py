@@ -1,7 +1,7 @@
 """TF32: the 19-bit format in which PyTorch convolves float32 tensors on newer GPUs by default.
 
 polyconv computes in float32 and is compared with PyTorch under the user's own flags; reports of times name PyTorch's
-format. A warning is given for GPUs whose tensor cores are far faster in TF32 than their other units in float32.
+format. A warning is given for layers in which PyTorch's TF32 is expected to be faster and does not run.
 Functions import torch themselves: plans need only :mod:`~polyconv.util.gpu_arch`.
 """
 
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     import torch
 
 
-def advice(name: str) -> str:
-    """Text of the warning for a GPU on which TF32 is likely to be faster."""
+def advice(name: str, layers: str) -> str:
+    """Text of the warning for a class of layers of which some are expected to be faster in TF32 on a GPU."""
     return (
         f"on {name} PyTorch convolves float32 tensors in TF32 (torch.backends.cudnn.allow_tf32 is on), which keeps 10 "
-        "bits of a fraction and is likely to be faster than polyconv's float32. polyconv.optimize(model, x) measures "
-        "both and swaps what gains; for float32 throughout, set torch.backends.cudnn.allow_tf32 = False"
+        f"bits of a fraction and is likely to be faster than polyconv's float32 in {layers} layers of this program: "
+        'policy="auto" leaves such layers to PyTorch, polyconv.explain(model, x) names them, and polyconv.optimize('
+        "model, x) measures; for float32 throughout, set torch.backends.cudnn.allow_tf32 = False"
     )
 
 

@@ -6,19 +6,16 @@ copy, which polyconv's kernels avoid.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from functools import partial
 from math import prod, sqrt
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from ...activation import Activation
 from ...backend import Run
-from ...lowering.aten import convolution, convolution_backward
-from ...lowering.border import fold, pad, padded_size
-from ...lowering.epilogue import apply_epilogue
+from ...lowering.aten import run, takes_tensors
 from ...numerics.prediction import HALF_ROUNDING, LARGEST_TO_SCALE, error_of, reduction_of
 from ...problem import ELEMENT_BYTES, PaddingMode, Pass, Problem
 from ...util.intmath import ceil_div
@@ -26,6 +23,8 @@ from .. import native
 from ..device import CpuDevice
 from ..plan import CpuCandidate
 from ..weight_cache import TransformedWeights
+
+__all__ = ["candidates", "prepare", "run", "takes_tensors"]
 
 NAME = "ATen"
 
@@ -37,7 +36,7 @@ _ASKED_OF_ONEDNN = {"float16": "_is_mkldnn_fp16_supported", "bfloat16": "_is_mkl
 
 def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
     """The single candidate, for any problem. Its summation order is unknown: the error is that of one long sum."""
-    padded = "" if takes_padding(problem) else " on a padded copy"
+    padded = "" if problem.has_aten_padding else " on a padded copy"
     apart = _applied_apart(problem)
     yield CpuCandidate(
         NAME,
@@ -125,24 +124,6 @@ def why_alone(problem: Problem) -> str:
     if native.is_available() and not native.takes(problem):
         return f"polyconv's CPU kernels take extents of at most {native.LARGEST_EXTENT}"
     return native.why_absent() or "nothing else can run it"
-
-
-def run(problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
-    """Fill the outputs, or replace one by ATen's result if its strides match, which saves a copy."""
-    if problem.kind is not Pass.WGRAD:
-        name = "y" if problem.kind is Pass.FPROP else "x"
-        wanted = tensors[name]
-        if problem.kind is Pass.FPROP:
-            result = _fprop(problem, tensors["x"], tensors["w"], tensors.get("bias"))
-            apply_epilogue(result, tensors.get("residual"), problem.activation)
-        else:
-            result = _dgrad(problem, tensors["y"], tensors["w"], wanted)
-        if result.stride() == wanted.stride():
-            tensors[name] = result
-        else:
-            wanted.copy_(result)
-    else:
-        _wgrad(problem, tensors["x"], tensors["y"], tensors["dw"], tensors.get("db"))
 
 
 def _applied_apart(problem: Problem) -> list[str]:
@@ -298,61 +279,3 @@ def _taps_met(problem: Problem) -> float:
         ]
         met *= sum(max(0, count) for count in reached)
     return met
-
-
-def takes_padding(problem: Problem) -> bool:
-    """True if ATen supports the padding: zeros, equal on both sides, not negative."""
-    before, after = problem.padding[::2], problem.padding[1::2]
-    if not any(problem.padding):
-        return True
-    return problem.padding_mode is PaddingMode.ZEROS and before == after and min(before) >= 0
-
-
-def takes_tensors(problem: Problem) -> bool:
-    """True if ATen computes the problem correctly without copies."""
-    return takes_padding(problem) and not _is_misread(problem) and not _is_overrun(problem)
-
-
-def _fprop(problem: Problem, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-    native = takes_padding(problem)
-    x = x if native else pad(problem, x)
-    padding = problem.padding[::2] if native else (0,) * problem.rank
-    dtype = x.dtype
-    if _is_misread(problem):
-        x, w, bias = x.float(), w.float(), None if bias is None else bias.float()
-    return convolution(x, w, bias, problem.stride, padding, problem.dilation, problem.groups).to(dtype)
-
-
-def _is_misread(problem: Problem) -> bool:
-    """True if oneDNN's half-precision AMX kernels may read wrong rows (torch 2.13.0): one output column and a
-    horizontal stride. The pass then runs in float32, which is cheap for one column."""
-    return problem.dtype in HALF_ROUNDING and problem.out_size[-1] == 1 and problem.stride[-1] > 1
-
-
-def _is_overrun(problem: Problem) -> bool:
-    """True if oneDNN's weight gradient may read past the image and crash (torch 2.13.0): AVX-512, single taps with a
-    stride, few channels, channels_last. A copy in NCHW runs another kernel."""
-    few = problem.channels_per_group[0] < 16 and problem.x_strides[1] == 1
-    return problem.kind is Pass.WGRAD and max(problem.kernel) == 1 and max(problem.stride) > 1 and few
-
-
-def _dgrad(problem: Problem, dy: Tensor, w: Tensor, dx: Tensor) -> Tensor:
-    if takes_padding(problem):
-        return convolution_backward(problem, dy, dx, w, (True, False, False))[0]
-    # Only the shape is read, so an expanded scalar suffices.
-    padded = dx.new_empty(()).expand(*problem.x_shape[:2], *padded_size(problem))
-    grad_padded = convolution_backward(problem, dy, padded, w, (True, False, False), padded=True)[0]
-    return fold(problem, grad_padded, dx)
-
-
-def _wgrad(problem: Problem, x: Tensor, dy: Tensor, dw: Tensor, db: Tensor | None) -> None:
-    native = takes_padding(problem)
-    x = x if native else pad(problem, x)
-    wanted = (False, True, db is not None)
-    w = dw
-    if _is_overrun(problem):
-        dy, x, w = dy.contiguous(), x.contiguous(), dw.new_empty(dw.shape)
-    _, grad_weight, grad_bias = convolution_backward(problem, dy, x, w, wanted, padded=not native)
-    dw.copy_(grad_weight)
-    if db is not None:
-        db.copy_(grad_bias)

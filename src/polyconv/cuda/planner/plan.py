@@ -222,8 +222,12 @@ def direct_name(candidate: str) -> str:
     return f"direct ({candidate})"
 
 
+ATEN = "PyTorch's convolution, ATen"
+"""Name of PyTorch's convolution as a candidate (cuda/planner/aten.py)."""
+
+
 class Autotunable:
-    """What autotuning reads of a plan on a GPU. ATen's convolution is never a candidate there."""
+    """What autotuning reads of a plan on a GPU."""
 
     __slots__ = ()
     candidates: tuple[Candidate, ...]
@@ -233,8 +237,8 @@ class Autotunable:
         return False
 
     def trials(self, most: int = TRIALS) -> tuple[str, ...]:
-        """Names of candidates worth timing, in the cost model's order."""
-        return tuple(worth_timing(self.candidates, most, lambda name: name.partition("_")[0]))
+        """Names of candidates worth timing, in the cost model's order; ATen always, where it may run."""
+        return tuple(worth_timing(self.candidates, most, lambda name: name.partition("_")[0], ATEN))
 
     def dispatch_overhead(self, ahead: Mapping[Pass, float]) -> float:
         return 0.0
@@ -254,7 +258,8 @@ class Plan(Autotunable):
     cost_us: float
     candidates: tuple[Candidate, ...]
     preference: str = ""
-    """Outcome of an external preference: where the choice came from, or why the preferred candidate does not run."""
+    """Outcome of an external preference: where the choice came from, or why the preferred candidate does not run. Or of
+    the comparison with PyTorch's convolution."""
     weights_bytes: int = 0
     """Leading workspace bytes that stay valid while ``w`` is unchanged (:class:`Schedule`)."""
     ways: tuple[Way, ...] = field(default=(), repr=False)

@@ -86,7 +86,7 @@ def _trained(subject: GpuUnderTest, wrap: Callable[[nn.Module], nn.Module], step
     width, images, size = _sizes(subject)
     x, labels = (tensor.to(subject.device) for tensor in batch(images, size))
     expected, ours = (network(width).to(subject.device) for _ in range(2))
-    replace(ours)
+    replace(ours, policy="own")
     with tf32.switched_off():
         by_torch = losses(wrap(expected), x, labels, steps)
         with subject.at_work():
@@ -123,7 +123,7 @@ def autocast(subject: GpuUnderTest) -> Result:
         module.weight.copy_(placed.w)
         module.weight.mul_(0.1)
     model = nn.Sequential(module)
-    replace(model)
+    replace(model, policy="own")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler(subject.device.type, init_scale=1024.0)
     before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -167,7 +167,7 @@ def _rank(rank: int, folder: str, on_gpu: bool, width: int, images: int, size: i
         for replaced in (True, False):
             model = network(width).to(device)
             if replaced:
-                replace(model)
+                replace(model, policy="own")
             parallel = nn.parallel.DistributedDataParallel(model, device_ids=[rank] if on_gpu else None)
             found.append(losses(parallel, x, labels, 3))
     torch.save(found, Path(folder) / f"rank{rank}.pt")
