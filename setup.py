@@ -36,6 +36,8 @@ class BuildNative(build_ext):
 
 def missing() -> str | None:
     """What the native kernels cannot be built without, or None."""
+    if sys.platform != "linux":
+        return f"Linux, and this is {sys.platform}"
     if platform.machine() not in ("x86_64", "AMD64"):
         return f"an x86-64 processor, and this is {platform.machine()}"
     if find_spec("torch") is None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -85,8 +86,31 @@ def build(part: str = "cpu", module: Path | None = None, variant: str | None = N
     libraries = [f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_cpu", "-lc10"] if part in WITH_TORCH else []
     linked = [str(_object(objects, source)) for source in sources]
     command = [compiler(), *more_flags, "-shared", "-Wl,--as-needed", "-o", str(module), *linked, *libraries]
-    subprocess.run(command, check=True)
+    subprocess.run([*command, f"-Wl,-T,{_order(objects, linked)}"], check=True)
     return module
+
+
+def _order(objects: Path, linked: list[str]) -> Path:
+    """A linker script that places instances of function templates by the function's name.
+
+    They resemble each other, and the compression of a wheel looks back 32 KiB: the wheel is 0.4 MB smaller.
+    """
+    listed = subprocess.run(["nm", "--format=posix", *linked], check=True, capture_output=True, text=True).stdout
+    symbols = sorted(set(re.findall(r"^(_Z\w+) W ", listed, re.MULTILINE)))
+    names = subprocess.run(["c++filt"], input="\n".join(symbols), check=True, capture_output=True, text=True).stdout
+    order = sorted(symbols, key=dict(zip(symbols, map(_path, names.splitlines()), strict=True)).__getitem__)
+    placed = "".join(f"*(.text.{symbol})\n" for symbol in order)
+    script = objects / "order.ld"
+    script.write_text(f"SECTIONS {{ .text.ordered : {{\n{placed}}} }} INSERT BEFORE .text;\n")
+    return script
+
+
+def _path(name: str) -> list[str]:
+    """Names of a function, its class and its namespaces, without arguments: ``A::B<int>::f(char)`` is ``[f, B, A]``."""
+    found = 1
+    while found:
+        name, found = re.subn(r"<[^<>]*>|\([^()]*\)", "", name)
+    return name.split("::")[::-1]
 
 
 @cache
@@ -98,8 +122,11 @@ def _takes(flag: str) -> bool:
 
 def _compile(part: str, sources: list[Path], objects: Path, more_flags: list[str]) -> None:
     folders = [*(include_paths() if part in WITH_TORCH else []), sysconfig.get_paths()["include"]]
-    includes = [f"-isystem{Path(folder).resolve()}" for folder in folders]
-    # Our own paths are relative: they enter the objects, which must not depend on the folder of the sources.
+    found = [Path(folder).resolve() for folder in folders]
+    includes = [f"-isystem{folder}" for folder in found]
+    # Paths enter the objects, through messages of failed assertions. They depend neither on the folder of the sources,
+    # because our own are relative, nor on that of torch.
+    includes += [f"-fmacro-prefix-map={folder}={folder.name}" for folder in found]
     flags = [flag for flag in (*FLAGS, WITH_TORCH.get(part)) if flag and (flag != BOUNDARIES or _takes(flag))]
     command = [compiler(), *flags, *more_flags, *includes, "-iquote", str(Path("csrc", part)), "-c"]
 

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 import sys
+import sysconfig
 from pathlib import Path
 from types import ModuleType
 
@@ -94,6 +95,29 @@ def test_a_copy_of_the_sources_uses_the_objects(root: Path, tmp_path: Path, monk
     shutil.copytree(root / "csrc", tmp_path / "copy" / "csrc")
     monkeypatch.setenv("POLYCONV_BUILD_DIR", str(root / "build"))
     assert compiled(tmp_path / "copy") == set()
+
+
+def test_modules_do_not_depend_on_folders(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither on that of the sources nor on those of headers, which enter the messages of assertions."""
+    (root / "csrc" / "cpu" / "where.cc").write_text("#include <where.h>\nconst char* place() { return where(); }\n")
+    modules = []
+    for place in ("one", "another"):
+        headers = tmp_path / place / "include"
+        headers.mkdir(parents=True)
+        (headers / "where.h").write_text("inline const char* where() { return __FILE__; }\n")
+        shutil.copytree(root / "csrc", tmp_path / place / "csrc")
+        monkeypatch.setattr(sysconfig, "get_paths", lambda headers=headers: {"include": str(headers)})
+        modules.append(load(tmp_path / place).build().read_bytes())
+    assert b"include/where.h" in modules[0]
+    assert modules[0] == modules[1]
+
+
+def test_instances_of_a_function_are_neighbours(root: Path) -> None:
+    assert load(root)._path("polyconv::A<int, B<2> >::run(char, (anonymous namespace)::C) const") == [
+        "run const",
+        "A",
+        "polyconv",
+    ]
 
 
 def test_a_failure_is_compiled_again(root: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import email.message
 import email.parser
+import io
 import os
+import platform
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -17,10 +20,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import setuptools
 import tomllib
 
 import polyconv
-from release import artifacts
+from release import artifacts, materials
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -159,7 +163,7 @@ def test_unfit_source_archives(names: list[str], complaint: str, tmp_path: Path)
         artifacts.check_sdist(path)
 
 
-def test_unfit_wheels(wheel: Path) -> None:
+def test_unfit_wheels(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [name for name in artifacts.wheel_names(wheel) if name.startswith(("polyconv/", "polyconv_cli.py"))]
     version = polyconv.__version__
     with pytest.raises(artifacts.UnfitError, match=r"lacks \['polyconv/new.json'\]"):
@@ -168,6 +172,9 @@ def test_unfit_wheels(wheel: Path) -> None:
         artifacts.check_wheel(wheel, [name for name in names if name != "polyconv/nn.py"], version, native=False)
     with pytest.raises(artifacts.UnfitError, match=r"lacks \['polyconv/cpu/_native.abi3.so', .*dispatch"):
         artifacts.check_wheel(wheel, names, version, native=True)
+    monkeypatch.setattr(artifacts, "WHEEL_LIMIT", 1000)
+    with pytest.raises(artifacts.UnfitError, match=r"none-any.whl has [\d,]+ bytes, more than 1,000"):
+        artifacts.check_wheel(wheel, names, version, native=False)
 
 
 @pytest.mark.parametrize(
@@ -175,6 +182,7 @@ def test_unfit_wheels(wheel: Path) -> None:
     [
         (["-Wl,--no-as-needed", "-lgomp"], (2, 28), r"needs \['libgomp.so.1'\], which a user may not have"),
         (["-Wl,-rpath,/opt/torch/lib"], (2, 28), "looks for libraries in .*/opt/torch/lib"),
+        (["-Wl,-soname,/venv/site-packages/a.so"], (2, 28), "paths of the machine .*: /venv/site-packages/a.so"),
         ([], (2, 1), "needs GLIBC_2.2: see `objdump -T"),
     ],
 )
@@ -188,3 +196,59 @@ def test_unfit_modules(
     monkeypatch.setattr(artifacts, "NEWEST_GLIBC", glibc)
     with pytest.raises(artifacts.UnfitError, match=complaint):
         artifacts.check_module(module)
+
+
+def packed(path: Path, contents: dict[str, bytes], time: int) -> Path:
+    path.parent.mkdir()
+    with tarfile.open(path, "w:gz") as archive:
+        for name, data in contents.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime, member.uname, member.mode = len(data), time, str(time), 0o600 | time % 2 * 0o111
+            archive.addfile(member, io.BytesIO(data))
+    return path
+
+
+def test_same_files_give_the_same_source_archive(tmp_path: Path) -> None:
+    """Whatever their order, times and owners; contents and the right to execute stay."""
+    first = packed(tmp_path / "1" / "a.tar.gz", {"a/one": b"1", "a/two": b"2"}, time=1)
+    second = packed(tmp_path / "2" / "a.tar.gz", {"a/two": b"2", "a/one": b"1"}, time=3)
+    with pytest.raises(artifacts.UnfitError, match=r"differ: in order, times or permissions"):
+        artifacts.check_same(first, second)
+    for path in (first, second):
+        artifacts.normalise_sdist(path, 315532800)
+    artifacts.check_same(first, second)
+    with tarfile.open(first) as archive:
+        assert [(member.name, member.mode, member.mtime) for member in archive] == [
+            ("a/one", 0o755, 315532800),
+            ("a/two", 0o755, 315532800),
+        ]
+    third = packed(tmp_path / "3" / "a.tar.gz", {"a/one": b"1", "a/two": b"changed", "a/new": b""}, time=1)
+    with pytest.raises(artifacts.UnfitError, match=r"two builds of a.tar.gz differ: a/new, a/two$"):
+        artifacts.check_same(first, third)
+
+
+def test_bill_of_materials() -> None:
+    """The version, what is required, and what is compiled in; in a wheel without native modules, nothing is."""
+    described = {
+        "components": [{"bom-ref": "requirements-L1", "name": "torch", "purl": "pkg:pypi/torch"}],
+        "metadata": {"component": {"bom-ref": "root-component", "name": "polyconv"}},
+    }
+    pure = materials.complete(described, "1.2", None)
+    assert pure["metadata"]["component"]["purl"] == "pkg:pypi/polyconv@1.2"
+    assert pure["dependencies"][0] == {"ref": "root-component", "dependsOn": ["requirements-L1"]}
+    native = materials.complete(described, "1.2", "1.0.3")
+    purls = [component["purl"] for component in native["components"]]
+    assert purls == ["pkg:pypi/torch", "pkg:github/google/highway@1.0.3"]
+    assert native["dependencies"][0]["dependsOn"] == ["requirements-L1", "highway"]
+
+
+@pytest.mark.parametrize("system", ["darwin", "win32"])
+def test_native_modules_are_for_linux(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Mac with every tool installs the package without them."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(setuptools, "setup", lambda **options: None)
+    script = runpy.run_path("setup.py")
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    assert script["missing"]() == f"Linux, and this is {system}"
+    assert script["options"]() == {}

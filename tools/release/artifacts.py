@@ -5,6 +5,8 @@ Each check reads one file and raises :class:`UnfitError` with the finding and a 
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import re
 import subprocess
 import tarfile
@@ -16,6 +18,9 @@ from pathlib import Path, PurePosixPath
 
 SDIST_LIMIT = 2_300_000
 """Size limit [bytes]: sources, golden record and profiles are smaller; anything above slipped in."""
+
+WHEEL_LIMIT = 4 * 2**20
+"""Size limit of a wheel [bytes]."""
 
 SDIST_HAS = (
     "LICENSE",
@@ -66,8 +71,55 @@ NEWEST_GLIBC = (2, 28)
 """glibc of the machines that torch's own wheels support (manylinux_2_28)."""
 
 
+PLATFORMS = {"x86_64": "manylinux_2_28_x86_64"}
+"""By processor, the platforms whose wheels have native modules. All others install the wheel without."""
+
+
 class UnfitError(Exception):
     """A file that must not be released."""
+
+
+def normalise_sdist(path: Path, time: int) -> None:
+    """Rewrite a source archive so that the same files give the same bytes: sorted, one time, no owner."""
+    packed = path.with_suffix(".new")
+    with (
+        tarfile.open(path) as archive,
+        packed.open("wb") as raw,
+        gzip.GzipFile("", "wb", 9, raw, mtime=time) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as rewritten,
+    ):
+        for member in sorted(archive.getmembers(), key=lambda member: member.name):
+            data = archive.extractfile(member)
+            member.mtime, member.uid, member.gid, member.uname, member.gname = time, 0, 0, "", ""
+            member.mode, member.pax_headers = 0o755 if member.mode & 0o100 else 0o644, {}
+            rewritten.addfile(member, data)
+    packed.replace(path)
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def check_same(first: Path, second: Path) -> None:
+    """Two builds of one file have the same bytes; otherwise the members that differ are named."""
+    if digest(first) == digest(second):
+        return
+    one, other = _member_digests(first), _member_digests(second)
+    names = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
+    raise UnfitError(
+        f"two builds of {first.name} differ: {', '.join(names) or 'in order, times or permissions of their files'}"
+    )
+
+
+def _member_digests(path: Path) -> dict[str, str]:
+    if path.suffix == ".whl":
+        with zipfile.ZipFile(path) as wheel:
+            contents = {name: wheel.read(name) for name in wheel.namelist()}
+    else:
+        with tarfile.open(path) as archive:
+            files = [(member.name, archive.extractfile(member)) for member in archive]
+            contents = {name: file.read() for name, file in files if file}
+    return {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
 
 
 def sdist_names(path: Path) -> list[str]:
@@ -116,9 +168,12 @@ def check_wheel(path: Path, sources: Iterable[str], version: str, *, native: boo
             f"{path.name} lacks {absent} and has {strange} that it should not: see package-data in pyproject.toml"
         )
     _require(path, names, [f"{info}/METADATA", f"{info}/licenses/LICENSE", f"{info}/entry_points.txt"])
-    tag = r"cp310-abi3-manylinux_2_28_x86_64" if native else r"py3-none-any"
-    if path.name != f"polyconv-{version}-{tag}.whl":
-        raise UnfitError(f"{path.name} should be called polyconv-{version}-{tag}.whl")
+    tags = [f"cp310-abi3-{platform}" for platform in PLATFORMS.values()] if native else ["py3-none-any"]
+    wanted_names = [f"polyconv-{version}-{tag}.whl" for tag in tags]
+    if path.name not in wanted_names:
+        raise UnfitError(f"{path.name} should be called {' or '.join(wanted_names)}")
+    if path.stat().st_size > WHEEL_LIMIT:
+        raise UnfitError(f"{path.name} has {path.stat().st_size:,} bytes, more than {WHEEL_LIMIT:,}")
     if native:
         with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory() as folder:
             for module in MODULES:
@@ -137,6 +192,9 @@ def check_module(path: Path) -> None:
         raise UnfitError(
             f"{path.name} looks for libraries in {searched}, which is a place of the machine that built it"
         )
+    paths = sorted({text.decode() for text in re.findall(rb"/[\w./-]*/site-packages/[\w./-]*", path.read_bytes())})
+    if paths:
+        raise UnfitError(f"{path.name} contains paths of the machine that built it: {', '.join(paths)}")
     versions = re.findall(r"Name: GLIBC_(\d+)\.(\d+)", text)
     newest = max(((int(major), int(minor)) for major, minor in versions), default=(0, 0))  # a small module needs none
     if newest > NEWEST_GLIBC:
