@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import polyconv
 from polyconv.autotune import preferences
-from polyconv.backend import backend_for, candidate_names
 from polyconv.cpu import native
 from polyconv.cpu.engines import aten
 from polyconv.dispatch import override
 from polyconv.runtime.bypass import bypassing
+from without_aten import enabled_without_aten, names_of
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="without native kernels, ATen runs everywhere")
 
@@ -51,23 +51,6 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-def names_of(decision: preferences.Decision) -> tuple[str, ...]:
-    return candidate_names(backend_for(torch.device("cpu")), decision.problem, inference=decision.inference)
-
-
-@contextmanager
-def enabled_without_aten(run: Callable[[], Any]) -> Iterator[list[preferences.Decision]]:
-    """``enable``, with polyconv's kernels for every pass of ``run`` that has one; gives the decisions of the block."""
-    with polyconv.enable():
-        with preferences.watched() as seen:
-            run()
-        assert seen, "no pass came to polyconv"
-        others = {one.key: [name for name in names_of(one) if not name.endswith(aten.NAME)] for one in seen}
-        forced = {key: names[0] for key, names in others.items() if names}
-        with preferences.Forced(forced), preferences.watched() as seen:
-            yield seen
-
-
 def outputs(function: Callable[..., Tensor], *tensors: Tensor | None, **options: Any) -> list[Tensor]:
     """The result, and all gradients of it."""
     y = function(*tensors, **options)
@@ -89,6 +72,7 @@ KINDS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...], dict[
     "1-D, transposed": (F.conv_transpose1d, ((2, 4, 9), (4, 6, 4), (6,)), {"stride": 2, "padding": 1}),
     "2-D": (F.conv2d, ((2, 8, 12, 13), (16, 8, 3, 5), (16,)), {"padding": (1, 2)}),
     "2-D, same": (F.conv2d, ((2, 8, 12, 13), (16, 8, 3, 5)), {"padding": "same"}),
+    "2-D, valid": (F.conv2d, ((2, 8, 12, 13), (16, 8, 3, 5), (16,)), {"padding": "valid", "stride": (1, 2)}),
     "2-D, dilated": (F.conv2d, ((2, 8, 16, 17), (16, 8, 3, 3), (16,)), {"dilation": (2, 3)}),
     "2-D, strided": (F.conv2d, ((2, 8, 16, 17), (16, 8, 3, 3)), {"stride": (2, 3), "padding": 1}),
     "2-D, grouped": (F.conv2d, ((2, 8, 12, 13), (16, 4, 3, 3), (16,)), {"groups": 2}),
@@ -100,6 +84,7 @@ KINDS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...], dict[
         {"stride": 2, "groups": 2, "output_padding": 1, "dilation": (1, 2)},
     ),
     "3-D": (F.conv3d, ((1, 4, 6, 9, 8), (6, 4, 3, 3, 3), (6,)), {"padding": 1}),
+    "3-D, valid": (F.conv3d, ((1, 4, 6, 9, 8), (6, 4, 3, 3, 3)), {"padding": "valid"}),
     "3-D, transposed": (F.conv_transpose3d, ((1, 4, 3, 5, 4), (4, 3, 2, 2, 2), (3,)), {"stride": 2}),
 }
 

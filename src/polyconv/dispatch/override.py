@@ -216,7 +216,7 @@ library.define(
 
 def _convolution(x: Tensor, w: Tensor, bias: Tensor | None, *args: Any) -> tuple[Tensor, bool]:
     """The convolution, and whether ATen computed it."""
-    arguments = Arguments(*args)
+    arguments = per_axis(w, args)
     inference = not (torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in (x, w, bias)))
     frozen = inference and id(w) in frozen_marks and not x.is_cuda
     found = _planned(_plan_forward, (x, w), bias, arguments, inference, frozen)
@@ -234,7 +234,7 @@ def _convolution_backward(
     grad: Tensor, x: Tensor, w: Tensor, bias_sizes: Sequence[int] | None, *args: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, bool]:
     """The gradients, None where not wanted, and whether ATen computed all of them."""
-    arguments, wanted = Arguments(*args[:-1]), tuple(args[-1])
+    arguments, wanted = per_axis(w, args[:-1]), tuple(args[-1])
     found = _planned(_plan_backward, (grad, x, w), None, arguments, wanted)
     for_x, for_w = (None, None) if found is None else found
     dx = dw = db = None
@@ -281,6 +281,15 @@ def _planned(
         if state_version.current() == number:
             _plans.put(key, found)
     return found[0]
+
+
+def per_axis(w: Tensor, args: Sequence[Any]) -> Arguments:
+    """Arguments with one number per axis: for ``padding="valid"`` ATen passes a single 0."""
+    arguments, rank = Arguments(*args), w.dim() - 2
+    if len(arguments.padding) == rank:
+        return arguments
+    lists = {name: numbers for name, numbers in arguments._asdict().items() if isinstance(numbers, (list, tuple))}
+    return arguments._replace(**{name: [*numbers] * rank for name, numbers in lists.items() if len(numbers) == 1})
 
 
 def takes(x: Tensor, w: Tensor, arguments: Arguments) -> bool:

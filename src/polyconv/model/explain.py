@@ -21,7 +21,7 @@ from ..arguments import suggests_channels_last
 from ..autotune import preferences
 from ..backend import Backend, backend_for, backend_name
 from ..dispatch.op import FORWARD, TRANSPOSED, Op
-from ..dispatch.override import Arguments, is_enabled, settled, takes
+from ..dispatch.override import Arguments, is_enabled, per_axis, settled, takes
 from ..lowering.lower import lower, lowered
 from ..numerics.known_weights import in_words
 from ..problem import Pass, Problem, Strides, dense_strides
@@ -226,7 +226,7 @@ class _Recorder(DispatchRecorder):
             self.calls.append(_transposed_call(self._name(args, TRANSPOSED), *args, y=result))
         elif func is torch.ops.aten.convolution.default:
             name = self._name(args, TRANSPOSED if args[6] else FORWARD)
-            self.calls.append(_overridden_call(name, args[:3], Arguments(*args[3:]), result))
+            self.calls.append(_overridden_call(name, args[:3], per_axis(args[1], args[3:]), result))
 
     def _name(self, args: Sequence[Any], ops: Mapping[int, Op] = FORWARD) -> str:
         return self.stack[-1] if self.stack else ops[args[1].dim() - 2].name
