@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <atomic>
+#ifdef __aarch64__
 #include <fstream>
+#endif
 
 namespace polyconv {
 namespace {
