@@ -3,8 +3,8 @@
 These are the CPU kernels; what launches the kernels of a GPU, for which nothing of CUDA need be installed; the way of a
 module to PyTorch's convolution; and the override of that, which serves only the torch version that it is built with.
 
-They are built by csrc/build.py, as they are for development, where an x86-64 machine has a C++20 compiler, Highway's
-headers (Debian: libhwy-dev) and torch:
+They are built by csrc/build.py, as they are for development, where a machine (x86-64, or ARM64 with Linux) has a C++20
+compiler, Highway's headers (Debian: libhwy-dev) and torch:
 
     pip wheel . --no-build-isolation --no-deps
 
@@ -38,8 +38,8 @@ def missing() -> str | None:
     """What the native kernels cannot be built without, or None."""
     if sys.platform != "linux":
         return f"Linux, and this is {sys.platform}"
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return f"an x86-64 processor, and this is {platform.machine()}"
+    if platform.machine() not in ("x86_64", "AMD64", "aarch64"):
+        return f"an x86-64 or ARM64 processor, and this is {platform.machine()}"
     if find_spec("torch") is None:
         return "torch (build with --no-build-isolation)"
     if shutil.which(os.environ.get("CXX", "g++")) is None:

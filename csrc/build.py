@@ -5,9 +5,11 @@ Modules, as an editable installation imports them: ``src/polyconv/cpu/_native.ab
 ``src/polyconv/dispatch/_native.abi3.so``, the passthrough cache; ``src/polyconv/runtime/_native.abi3.so``, the override
 of ATen's convolution. Builds with cycle counters or sanitizers (``csrc/sanitize.py``) stay in the build folder. A
 source is compiled again if it, a header that it includes, or the command changed. File times do not matter, so objects
-survive a change of branch and serve copies of the sources.
+survive a change of branch and serve copies of the sources. The compiler decides on the processor, x86-64 or ARM64
+(aarch64); modules for another one than this machine's stay in the build folder, too.
 
     POLYCONV_BUILD_DIR  folder of the objects; build/ beside csrc/ by default
+    POLYCONV_TORCH_DIR  folder torch/ of another processor's wheel, for a cross compiler; the installed torch by default
     MAX_JOBS            number of parallel compilers; the number of cores by default
     CXX                 the compiler; g++ by default
 """
@@ -17,6 +19,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -26,11 +29,12 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from torch.utils.cpp_extension import include_paths
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("cpu", "cuda", "dispatch", "runtime")
 """Folders in csrc/, each the source of one module in the package's folder of that name."""
+PYTHON = "-DPy_LIMITED_API=0x030a0000"
+"""Python's stable interface, which later versions of Python have as well."""
 STABLE = "-DTORCH_TARGET_VERSION=0x020b000000000000"
 """torch's stable interface, which later versions of torch have as well."""
 WITH_TORCH = {"cpu": STABLE, "runtime": ""}
@@ -40,6 +44,11 @@ LARGE = ("tile_lanes", "channel_lanes")
 BOUNDARIES = "-Wa,-mbranches-within-32B-boundaries"
 """From Skylake to Cascade Lake, a loop whose jump touches such a boundary is decoded in every iteration, which costs up
 to a third of its speed, depending on its address. Not every assembler knows the option."""
+UNSCHEDULED = "-fno-schedule-insns"
+"""On ARM, gcc reorders instructions before it allocates registers: loads move up, and register tiles that fill all
+registers are spilled in every step. clang has no such pass and refuses the option."""
+OF_PROCESSOR = {"x86_64": BOUNDARIES, "aarch64": UNSCHEDULED}
+"""Processors that the modules are built for, each with an option for compilers that accept it."""
 FLAGS = [
     "-std=c++20",
     "-O3",
@@ -52,8 +61,6 @@ FLAGS = [
     "-Wextra",
     "-Wno-psabi",  # vectors wider than the baseline are only passed to inlined functions
     "-Wno-missing-field-initializers",
-    BOUNDARIES,
-    "-DPy_LIMITED_API=0x030a0000",
 ]
 
 COUNTERS = "counters"
@@ -69,21 +76,36 @@ def compiler() -> str:
     return os.environ.get("CXX", "g++")
 
 
+@cache
+def processor() -> str:
+    """The processor that the compiler builds for: ``x86_64`` or ``aarch64``."""
+    told = subprocess.run([compiler(), "-dumpmachine"], capture_output=True, text=True, check=True).stdout.strip()
+    name = told.partition("-")[0]
+    if name not in OF_PROCESSOR:
+        sys.exit(f"{compiler()} compiles for {told}; the native modules are for {' and '.join(OF_PROCESSOR)}")
+    return name
+
+
+def _torch() -> Path:
+    return Path(os.environ.get("POLYCONV_TORCH_DIR") or Path(torch.__file__).parent).resolve()
+
+
 def build(part: str = "cpu", module: Path | None = None, variant: str | None = None) -> Path:
-    """Compile stale sources, link, and return the path of the module. Variants are linked beside their objects."""
+    """Compile stale sources, link, and return the path of the module. By default, variants and modules for another
+    processor are linked beside their objects."""
     objects = Path(os.environ.get("POLYCONV_BUILD_DIR") or ROOT / "build").resolve()
-    objects /= f"{part}-{variant.replace(',', '-')}" if variant else part
+    other = [processor()] if processor() != platform.machine() else []
+    objects /= "-".join([part, *other, *(variant.split(",") if variant else [])])
     objects.mkdir(parents=True, exist_ok=True)
-    module = module or ROOT / "src" / "polyconv" / part / "_native.abi3.so"
-    if variant:
-        module = objects / module.name
+    folder = objects if variant or other else ROOT / "src" / "polyconv" / part
+    module = module or folder / "_native.abi3.so"
     more_flags = VARIANTS[variant] if variant else []
     sources = sorted(source.relative_to(ROOT) for source in (ROOT / "csrc" / part).rglob("*.cc"))
     _compile(part, sources, objects, more_flags)
     module.parent.mkdir(parents=True, exist_ok=True)
     # The module names torch's libraries without a path: torch is imported first and has loaded them. --as-needed drops
     # unused libraries, which is not every linker's default.
-    libraries = [f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_cpu", "-lc10"] if part in WITH_TORCH else []
+    libraries = [f"-L{_torch() / 'lib'}", "-ltorch_cpu", "-lc10"] if part in WITH_TORCH else []
     linked = [str(_object(objects, source)) for source in sources]
     command = [compiler(), *more_flags, "-shared", "-Wl,--as-needed", "-o", str(module), *linked, *libraries]
     subprocess.run([*command, f"-Wl,-T,{_order(objects, linked)}"], check=True)
@@ -121,13 +143,15 @@ def _takes(flag: str) -> bool:
 
 
 def _compile(part: str, sources: list[Path], objects: Path, more_flags: list[str]) -> None:
-    folders = [*(include_paths() if part in WITH_TORCH else []), sysconfig.get_paths()["include"]]
-    found = [Path(folder).resolve() for folder in folders]
+    headers = _torch() / "include"
+    of_torch = [headers, headers / "torch" / "csrc" / "api" / "include"] if part in WITH_TORCH else []
+    found = [Path(folder).resolve() for folder in (*of_torch, sysconfig.get_paths()["include"])]
     includes = [f"-isystem{folder}" for folder in found]
     # Paths enter the objects, through messages of failed assertions. They depend neither on the folder of the sources,
     # because our own are relative, nor on that of torch.
     includes += [f"-fmacro-prefix-map={folder}={folder.name}" for folder in found]
-    flags = [flag for flag in (*FLAGS, WITH_TORCH.get(part)) if flag and (flag != BOUNDARIES or _takes(flag))]
+    of_processor = OF_PROCESSOR[processor()] if _takes(OF_PROCESSOR[processor()]) else ""
+    flags = [flag for flag in (*FLAGS, of_processor, PYTHON, WITH_TORCH.get(part)) if flag]
     command = [compiler(), *flags, *more_flags, *includes, "-iquote", str(Path("csrc", part)), "-c"]
 
     def compile_one(source: Path) -> bool:

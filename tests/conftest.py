@@ -7,6 +7,7 @@ kernel that cannot be compiled, loaded or launched is an error, without a fallba
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator
 
 import pytest
@@ -50,7 +51,7 @@ def direct() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=["avx512", "avx2", "sse4"])
+@pytest.fixture(params=["neon"] if platform.machine() == "aarch64" else ["avx512", "avx2", "sse4"])
 def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
     """The native CPU kernels of each instruction set that the processor has, in turn."""
     from polyconv.cpu import native

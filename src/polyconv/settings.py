@@ -24,9 +24,11 @@ from .runtime.scopes import Scope, ScopeEntry, ScopeStack
 from .runtime.warn_once import warn_once
 
 PREFIX = "POLYCONV_"
-INSTRUCTION_SETS = ("avx512", "avx2", "sse4")
-"""Instruction sets of the native CPU kernels, the best first."""
-OTHER_VARIABLES = {"BUILD_DIR", "BUILD_NATIVE", "CAMPAIGN_SECONDS", "CI_TORCH", "NIGHTLY"}
+X86_SETS = ("avx512", "avx2", "sse4")
+"""Instruction sets of the native CPU kernels on x86-64, the best first."""
+INSTRUCTION_SETS = (*X86_SETS, "neon")
+"""All of them, numbered as in ``csrc/cpu``. ARM64 has one, so there is nothing to limit."""
+OTHER_VARIABLES = {"BUILD_DIR", "BUILD_NATIVE", "CAMPAIGN_SECONDS", "CI_TORCH", "NIGHTLY", "TORCH_DIR"}
 """Variables of the build and the tests: not settings, and not reported as misspelt."""
 
 
@@ -75,14 +77,15 @@ class Settings:
     ``with settings.use(output_pool=0): pass`` frees all of it."""
     instruction_set: Literal["avx512", "avx2", "sse4"] | None = None
     """``POLYCONV_INSTRUCTION_SET``: the best instruction set that the CPU kernels may use, ``avx512``, ``avx2`` or
-    ``sse4``. Default: the processor's best. PyTorch's kernels have variables of their own, see below."""
+    ``sse4``. Default: the processor's best. No effect on ARM64, which has NEON alone. PyTorch's kernels have variables
+    of their own, see below."""
     strict: bool = False
     """``POLYCONV_STRICT``: ``on`` raises if a CUDA kernel cannot be compiled, loaded or launched; otherwise a warning
     says what to report, and the next best kernel runs."""
 
     def __post_init__(self) -> None:
-        if self.instruction_set not in (None, *INSTRUCTION_SETS):
-            raise ValueError(f"expected one of {', '.join(INSTRUCTION_SETS)}; got {self.instruction_set!r}")
+        if self.instruction_set not in (None, *X86_SETS):
+            raise ValueError(f"expected one of {', '.join(X86_SETS)}; got {self.instruction_set!r}")
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Settings:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -27,7 +29,7 @@ from polyconv.problem import Problem
 load_native()
 
 TOLERANCE = 1e-4
-SETS = ("avx512", "avx2", "sse4")
+SETS = ("neon",) if platform.machine() == "aarch64" else ("avx512", "avx2", "sse4")
 
 
 def depthwise(

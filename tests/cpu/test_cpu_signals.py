@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 from dataclasses import replace
 from math import prod, sqrt
@@ -27,7 +28,7 @@ from polyconv.selection import Preference
 
 load_native()
 
-SETS = ("avx512", "avx2", "sse4")
+SETS = ("neon",) if platform.machine() == "aarch64" else ("avx512", "avx2", "sse4")
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 APPLIED = {"none": lambda y: y, "relu": F.relu, "silu": F.silu}

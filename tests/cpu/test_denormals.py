@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
@@ -169,9 +170,11 @@ def test_scaling_rounds_to_nearest_even() -> None:
 
 @pytest.fixture(scope="module")
 def read_control() -> Callable[[], int]:
-    """Reads MXCSR by a function of machine code: ``stmxcsr [rsp-8]; mov eax, [rsp-8]; ret``."""
+    """Reads MXCSR by a function of machine code: ``stmxcsr [rsp-8]; mov eax, [rsp-8]; ret``. On ARM64 it reads FPCR:
+    ``mrs x0, fpcr; ret``."""
+    arm = platform.machine() == "aarch64"
     code = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
-    code.write(bytes.fromhex("0fae5c24f8 8b4424f8 c3".replace(" ", "")))
+    code.write(bytes.fromhex("00443bd5 c0035fd6" if arm else "0fae5c24f8 8b4424f8 c3"))
     address = ctypes.addressof(ctypes.c_char.from_buffer(code))
     function = ctypes.CFUNCTYPE(ctypes.c_uint)(address)
 

@@ -149,7 +149,8 @@ def test_it_is_linked_with_nothing_of_cuda_or_torch() -> None:
     path = import_module("polyconv.cuda._native").__file__
     told = subprocess.run(["readelf", "--dynamic", str(path)], capture_output=True, text=True, check=True).stdout
     needed = set(re.findall(r"\(NEEDED\).*\[(.+)\]", told))
-    assert {name.split(".")[0] for name in needed} <= {"libstdc++", "libgcc_s", "libm", "libc", "ld-linux-x86-64"}
+    loaders = ("ld-linux-x86-64", "ld-linux-aarch64")
+    assert {name.split(".")[0] for name in needed} <= {"libstdc++", "libgcc_s", "libm", "libc", *loaders}
 
 
 # ---- refusals

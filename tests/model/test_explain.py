@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -152,10 +154,19 @@ def test_a_convolution_by_its_arguments_on_any_known_gpu() -> None:
     assert str(explained) == str(polyconv.explain(polyconv.conv2d, x, w, padding=1, device=name))
 
 
-@pytest.mark.parametrize(("capability", "expected"), [("AVX512", "avx512"), ("AVX2", "avx2"), ("DEFAULT", "sse4")])
+@pytest.mark.parametrize(
+    ("machine", "capability", "expected"),
+    [
+        ("x86_64", "AVX512", "avx512"),
+        ("x86_64", "AVX2", "avx2"),
+        ("x86_64", "DEFAULT", "sse4"),
+        ("aarch64", "SVE256", "neon"),
+    ],
+)
 def test_without_native_kernels_the_instruction_set_is_atens(
-    monkeypatch: pytest.MonkeyPatch, capability: str, expected: str
+    monkeypatch: pytest.MonkeyPatch, machine: str, capability: str, expected: str
 ) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(native, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     (workload,) = find("W1")

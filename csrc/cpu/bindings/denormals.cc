@@ -12,10 +12,7 @@
 #include <utility>
 #include <vector>
 
-// The version of exp that glibc 2.28 has: see reference/reference.cc.
-#if defined(__x86_64__) && defined(__GLIBC__)
-__asm__(".symver exp,exp@GLIBC_2.2.5");
-#endif
+#include "common/old_exp.h"
 
 namespace polyconv {
 namespace {

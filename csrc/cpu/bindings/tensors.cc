@@ -236,7 +236,7 @@ void WriteZeros(const Convolution& conv, const Runtime& runtime) {
 
 Runtime TheRuntime() {
   return {[](int64_t count, const std::function<void(int64_t, int64_t)>& body) {
-            const unsigned control = _mm_getcsr();
+            const unsigned control = FloatControl::Get();
             const FloatControl own(FloatControl::Own());  // a thread that the pool starts here inherits it for good
             torch::stable::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
               const FloatControl as_caller(control);
@@ -250,7 +250,7 @@ InstructionSet TheSet() {
   for (int set = 0; chosen_set.load() < 0 && set < kSets; set++) {
     if (IsSupported(static_cast<InstructionSet>(set))) chosen_set.store(set);
   }
-  Require(chosen_set.load() >= 0, "this processor has none of AVX-512, AVX2 and SSE4.2");
+  Require(chosen_set.load() >= 0, "this processor has none of AVX-512, AVX2, SSE4.2 and NEON");
   return static_cast<InstructionSet>(chosen_set.load());
 }
 

@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <atomic>
+#ifdef __aarch64__
+#include <fstream>
+#endif
 
 namespace polyconv {
 namespace {
@@ -12,7 +15,10 @@ constexpr std::size_t kKiB = 1024;
 constexpr std::size_t kLeast = 256 * kKiB, kMost = 2048 * kKiB;  // virtual machines often report too much
 
 std::size_t AskSystem() {
-  const long told = sysconf(_SC_LEVEL2_CACHE_SIZE);  // 0 or -1 if unknown
+  long told = sysconf(_SC_LEVEL2_CACHE_SIZE);  // 0 or -1 if unknown
+#ifdef __aarch64__
+  if (std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index2/size"); told <= 0 && file >> told) told *= kKiB;
+#endif
   return told > 0 ? std::clamp(static_cast<std::size_t>(told), kLeast, kMost) : 1024 * kKiB;
 }
 

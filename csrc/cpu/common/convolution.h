@@ -89,8 +89,8 @@ struct Runtime {
   int threads;
 };
 
-// From the best to the x86-64 baseline.
-enum class InstructionSet : int { kAvx512, kAvx2, kSse4, kCount };
+// Those of x86-64 from the best to the baseline, then that of ARM64. Python has the same order.
+enum class InstructionSet : int { kAvx512, kAvx2, kSse4, kNeon, kCount };
 
 const char* NameOf(InstructionSet set);
 bool IsSupported(InstructionSet set);

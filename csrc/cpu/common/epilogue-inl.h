@@ -19,7 +19,11 @@ namespace HWY_NAMESPACE {
 
 // As torch's: NaN passes, and so does -0 if the bound is 0, because x86 returns the second operand in both cases.
 HWY_INLINE Floats Clamp(Floats v, Floats low, Floats high) {
+#if HWY_TARGET == HWY_NEON  // Highway's return the operand that is not NaN
+  return Floats(vminq_f32(high.raw, vmaxq_f32(low.raw, v.raw)));
+#else
   return hn::Min(high, hn::Max(low, v));
+#endif
 }
 
 // factor / (1 + exp(-v)), within 2 ulp down to v = -87, and zero times the factor below. NaN passes.

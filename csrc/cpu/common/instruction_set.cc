@@ -9,11 +9,18 @@ const char* NameOf(InstructionSet set) {
       return "avx512";
     case InstructionSet::kAvx2:
       return "avx2";
-    default:
+    case InstructionSet::kSse4:
       return "sse4";
+    default:
+      return "neon";
   }
 }
 
+#ifdef __aarch64__
+bool IsSupported(InstructionSet set) {
+  return set == InstructionSet::kNeon;
+}
+#else
 bool IsSupported(InstructionSet set) {
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
   switch (set) {
@@ -22,9 +29,12 @@ bool IsSupported(InstructionSet set) {
              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
     case InstructionSet::kAvx2:
       return avx2;
-    default:
+    case InstructionSet::kSse4:
       return __builtin_cpu_supports("sse4.2");
+    default:
+      return false;
   }
 }
+#endif
 
 }  // namespace polyconv

@@ -1,6 +1,7 @@
 #include "common/memory.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <new>
@@ -49,10 +50,10 @@ Scratch& Scratch::Shared() {
 }
 
 void AdviseHugePages(void* data, std::size_t bytes) {
-  constexpr std::uintptr_t kPage = 4096;
+  static const std::uintptr_t page = sysconf(_SC_PAGESIZE);  // up to 64 KiB on ARM
   const auto start = reinterpret_cast<std::uintptr_t>(data);
-  const std::uintptr_t first = (start + kPage - 1) / kPage * kPage;
-  const std::uintptr_t last = (start + bytes) / kPage * kPage;
+  const std::uintptr_t first = (start + page - 1) / page * page;
+  const std::uintptr_t last = (start + bytes) / page * page;
   if (last > first && last - first >= kHugePage) {
     madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
   }

@@ -5,7 +5,11 @@
 #include <cmath>
 
 // Loops that the compiler vectorises for each instruction set.
+#ifdef __x86_64__
 #define POLYCONV_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define POLYCONV_CLONES
+#endif
 
 namespace polyconv {
 namespace {

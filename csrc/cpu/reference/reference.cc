@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/integers.h"
+#include "common/old_exp.h"
 #include "common/padded_line.h"
 #include "common/targets.h"
 
@@ -226,12 +227,6 @@ const PlainKernels<T>& Kernels() {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-
-// The activations in double call exp. glibc 2.29 added a new version of the symbol (without errno). Bind to the old one,
-// because torch supports glibc from 2.28 on: see common/glibc.cc.
-#if defined(__x86_64__) && defined(__GLIBC__)
-__asm__(".symver exp,exp@GLIBC_2.2.5");
-#endif
 
 namespace polyconv {
 template <class T>

@@ -9,7 +9,7 @@ from pathlib import Path
 from ..util.cpuinfo import usable_cores
 from .profiles import Profile
 
-VECTOR_LANES = {"avx512": 16, "avx2": 8, "sse4": 4}
+VECTOR_LANES = {"avx512": 16, "avx2": 8, "sse4": 4, "neon": 4}
 """Floats per vector, by the native kernels' instruction set."""
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -32,7 +32,8 @@ class CpuDevice:
 
     @property
     def tile_channels(self) -> int:
-        """Output channels of a register tile: AVX-512 has 32 registers, the other instruction sets 16."""
+        """Output channels of a register tile: AVX-512 has 32 registers, the other sets of x86 have 16. NEON's
+        tiles are cut for 16 of its 32."""
         return 8 if self.instruction_set == "avx512" else 4
 
     def __str__(self) -> str:

@@ -83,7 +83,7 @@ def operator(name: str) -> Any:
 
 
 def instruction_set(name: str = "") -> str:
-    """The instruction set in use: ``avx512``, ``avx2`` or ``sse4``. Tests select one by name, or ``best``."""
+    """The instruction set in use: ``avx512``, ``avx2``, ``sse4`` or ``neon``. Tests select one by name, or ``best``."""
     if name:
         _instruction_set.cache_clear()
         _operators().instruction_set(name)

@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
+_ARM = {"CPU implementer", "CPU part"}
 
 
 @lru_cache(maxsize=4)
@@ -28,13 +29,17 @@ def _cpuinfo(path: Path) -> dict[str, str]:
 
 
 def processor_name(cpuinfo: Path = _CPUINFO) -> str:
-    """The processor's name in Linux; ``CPU`` if unknown."""
-    return _cpuinfo(cpuinfo).get("model name", "CPU")
+    """The processor's name in Linux; on ARM, which has none there, its model; ``CPU`` if unknown."""
+    found = _cpuinfo(cpuinfo)
+    return found.get("model name") or (processor_model(cpuinfo) if found.keys() >= _ARM else "CPU")
 
 
 def processor_model(cpuinfo: Path = _CPUINFO) -> str:
-    """Vendor, family and model: ``GenuineIntel 6 85``. Cloud machines report many names for one model, or none."""
+    """Vendor, family and model: ``GenuineIntel 6 85``. Cloud machines report many names for one model, or none. On ARM
+    implementer and part: ``ARM 0x41 0xd0c`` is a Neoverse N1."""
     found = _cpuinfo(cpuinfo)
+    if found.keys() >= _ARM:
+        return f"ARM {found['CPU implementer']} {found['CPU part']}"
     return " ".join(found.get(name, "?") for name in ("vendor_id", "cpu family", "model"))
 
 

@@ -36,7 +36,7 @@ from polyconv.tools.bench.passes import Options
 from polyconv.tools.bench.passes import contests as passes
 from polyconv.tools.bench.results import Row
 from polyconv.tools.bench.runner import Contest, Failure
-from polyconv.util.cpuinfo import processor_name
+from polyconv.util.cpuinfo import processor_model, processor_name
 from recording import Recorder
 
 KEYS = {
@@ -262,6 +262,21 @@ def test_the_processor_is_asked_for_its_name_once(tmp_path: Path) -> None:
     assert processor_name(cpuinfo) == "A Processor"
     cpuinfo.unlink()
     assert processor_name(cpuinfo) == "A Processor"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "model"),
+    [
+        ("vendor_id : V\ncpu family : 6\nmodel : 85\nmodel name : X\n", "X", "V 6 85"),
+        ("processor\t: 0\nCPU implementer\t: 0x41\nCPU variant\t: 0x3\nCPU part\t: 0xd0c\n", *["ARM 0x41 0xd0c"] * 2),
+        ("processor : 0\n", "CPU", "? ? ?"),
+    ],
+    ids=["x86", "ARM", "unknown"],
+)
+def test_a_processor_has_a_name_and_a_model(tmp_path: Path, text: str, name: str, model: str) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(text)
+    assert (processor_name(cpuinfo), processor_model(cpuinfo)) == (name, model)
 
 
 # ---- rows

@@ -6,6 +6,7 @@ copy, which polyconv's kernels avoid.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 from functools import partial
 from math import prod, sqrt
@@ -114,7 +115,8 @@ def _runs_in_onednn(dtype: str) -> bool:
 def instruction_set() -> str:
     """ATen's instruction set on this processor, by the native kernels' name for it."""
     capability = torch.backends.cpu.get_cpu_capability()
-    return {"AVX512": "avx512", "AVX2": "avx2"}.get(capability, "sse4")
+    baseline = "neon" if platform.machine() in ("aarch64", "arm64") else "sse4"
+    return {"AVX512": "avx512", "AVX2": "avx2"}.get(capability, baseline)
 
 
 def why_alone(problem: Problem) -> str:
