@@ -88,11 +88,8 @@ def call(
             given = _atens_under_autocast(op, x, w, bias, args, tolerance, number, graded)
             if given is not None:
                 y = op.aten(x, w, bias, *given)
-                if module is not None:
-                    guard = alike(x, w) if bias is None else alike(x, w, bias)
-                    last = getattr(module, "padding_mode", None) if op.transposed else activation
-                    how = guard, op.aten, given, op.attributes, (*args, tolerance, last, policy)
-                    passthrough.remember(module, number, graded, is_frozen, bias, *how)
+                guard = alike(x, w) if bias is None else alike(x, w, bias)
+                _keep(module, op, args, tolerance, activation, policy, number, graded, is_frozen, bias, guard, given)
                 return y
     if found is None:
         return operator_path.call(op, x, w, bias, args, tolerance, activation, residual, policy)
@@ -103,12 +100,31 @@ def call(
     y = op.aten(x, w, bias, *found.aten_arguments)
     if residual is not None or activation is not None:
         return apply_epilogue(y, residual, found.problem.activation)
-    if module is not None:
-        last = getattr(module, "padding_mode", None) if op.transposed else activation
-        if not op.transposed or last == "zeros":  # another thread may just have set a mode that the module rejects
-            how = found.guard, op.aten, found.aten_arguments, op.attributes, (*args, tolerance, last, policy)
-            passthrough.remember(module, number, graded, is_frozen, bias, *how)
+    how = number, graded, is_frozen, bias, found.guard, found.aten_arguments
+    _keep(module, op, args, tolerance, activation, policy, *how)
     return y
+
+
+def _keep(
+    module: torch.nn.Module | None,
+    op: Op,
+    args: Args,
+    tolerance: float | None,
+    activation: str | None,
+    policy: str | None,
+    number: int,
+    graded: bool,
+    is_frozen: bool,
+    bias: Tensor | None,
+    guard: Callable[..., bool],
+    given: tuple[Any, ...],
+) -> None:
+    """Put a call into the passthrough cache. ``given``: arguments of ATen's convolution after the tensors."""
+    last = getattr(module, "padding_mode", None) if op.transposed else activation
+    # Another thread may just have set a mode that the module rejects.
+    if module is not None and (not op.transposed or last == "zeros"):
+        how = guard, op.aten, given, op.attributes, (*args, tolerance, last, policy)
+        passthrough.remember(module, number, graded, is_frozen, bias, *how)
 
 
 def _find(

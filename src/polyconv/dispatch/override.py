@@ -329,6 +329,8 @@ def _plan_forward(
             described = dgrad_problem, describe_dgrad(x, w, layout, bias, geometry)
         else:
             described = fprop_problem, describe_fprop(x, w, bias, None, "none", frozen, geometry)
+        problem: Problem
+        last: bool
         problem, (_, last) = described[0](*described[1])
     except RuntimeError:  # wrong shapes
         return None
