@@ -127,3 +127,9 @@ def test_native_kernels_run_beside_the_installed_package(kernel: Any) -> None:
     torch.testing.assert_close(y, polyconv.conv2d(x, w))
     assert any(event.key.startswith(f"{kernel.__name__}::") for event in profile.key_averages())
     assert getattr(torch.ops, kernel.__name__).facts() == torch.ops.polyconv_cpu.facts()
+
+
+def test_the_example_of_the_documentation(repository: Path) -> None:
+    program = [sys.executable, ROOT / "examples" / "kernelize.py", repository]
+    printed = subprocess.run(program, check=True, capture_output=True, text=True).stdout
+    assert float(printed.removeprefix("largest difference ")) < 1e-3
