@@ -227,6 +227,9 @@ VOLUMES = [
     ((1, 2, 8, 8, 70), 3, 1, 2, 2),
     ((2, 5, 4, 6, 16), (1, 3, 3), 1, (0, 1, 1), 1),
     ((1, 3, 5, 5, 17), (4, 2, 3), 1, 0, 1),
+    ((1, 2, 4, 40, 30), 7, 1, (9, 3, 3), 1),  # output slices without input
+    ((1, 1, 12, 7, 9), (3, 3, 5), (4, 1, 1), (2, 1, 2), (6, 1, 1)),  # the taps along the depth span the volume
+    ((1, 1, 9, 9, 9), 3, (2, 3, 1), 2, (2, 3, 4)),
 ]
 
 
@@ -264,15 +267,36 @@ def test_volumes_that_are_refused() -> None:
     assert refusal(w=(8, 1, 3, 3, 3))
     assert refusal(w=(4, 2, 3, 3, 3), groups=2)
     assert refusal(dtype="float64")
-    assert refusal(padding=(3, 3, 0, 0, 0, 0))  # the first output slice meets no input
+    assert refusal(padding=(3, 3, 0, 0, 0, 0)) is None
+    assert refusal(padding=(-1, 0, 0, 0, 0, 0))
     assert refusal(padding=(1, 1, 1, 1, 1, 1), padding_mode="reflect")
 
 
-def test_slices_of_wrong_sizes_are_refused() -> None:
-    slices = native.operator("depthwise_slices")
-    x, w, y = torch.zeros(2, 4, 3, 8, 8), torch.zeros(4, 3, 3, 3), torch.zeros(2, 4, 6, 6)
-    geometry = [1, 1, 0, 0, 1, 1, 4, 0]
-    slices(x, w, None, y, geometry)
-    for wrong in ((x[:1], w, y), (x[:, :, :2], w, y), (x, w[:3], y), (x.double(), w, y), (x, w, y[:, 0])):
+def test_rows_and_slices_in_bands() -> None:
+    """A volume whose slices do not fit a cache, and more threads than channels, give the same bits as one thread."""
+    x, w = torch.randn(1, 2, 40, 90, 600), torch.randn(2, 1, 3, 3, 3)
+    problem = Problem.make("fprop", x.shape, w.shape, padding=(1,) * 6, groups=2)
+    expected = F.conv3d(x, w, padding=1, groups=2)
+    threads, ys = torch.get_num_threads(), []
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            ys.append(torch.full(expected.shape, torch.nan))
+            depthwise_volumes.prepare(None, problem, None)({"x": x, "w": w, "y": ys[-1]})
+    finally:
+        torch.set_num_threads(threads)
+    assert ys[0].equal(ys[1])
+    assert (ys[0] - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def test_volumes_of_wrong_sizes_are_refused() -> None:
+    volumes = native.operator("depthwise_volumes")
+    x, w, y = torch.zeros(2, 4, 3, 8, 8), torch.zeros(4, 3, 3, 3), torch.zeros(2, 4, 1, 6, 6)
+    geometry = [1, 1, 1, 0, 0, 0, 1, 1, 1]
+    volumes(x, w, None, y, geometry)
+    for wrong in ((x[:1], w, y), (x[:, :2], w, y), (x, w[:3], y), (x, w.mT, y), (x.double(), w, y), (x, w, y[:, 0])):
         with pytest.raises(RuntimeError):
-            slices(wrong[0], wrong[1], None, wrong[2], geometry)
+            volumes(wrong[0], wrong[1], None, wrong[2], geometry)
+    for wrong_geometry in (geometry[:8], [0, *geometry[1:]], [*geometry[:3], -1, *geometry[4:]]):
+        with pytest.raises(RuntimeError):
+            volumes(x, w, None, y, wrong_geometry)

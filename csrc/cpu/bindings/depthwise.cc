@@ -228,33 +228,36 @@ void ForwardOp(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bi
                    residual.has_value() ? residual->const_data_ptr() : nullptr);
 }
 
-// Slices of a depthwise convolution of volumes, each with all of its taps along the depth: output slice n of channel g
-// sums over the slices x[n][g][t], which are views and overlap. The caller scales tiny tensors. w: [channel][tap along the depth][row][column].
-void SlicesOp(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, const Tensor& y,
-              const std::vector<int64_t>& geometry_numbers) {
-  const Geometry geometry = ReadGeometry(geometry_numbers);
-  Require(x.dim() == 5 && w.dim() == 4 && y.dim() == 4, "slices have five dimensions, weights and outputs four");
-  Require(x.size(0) == y.size(0) && x.size(1) == y.size(1) && w.size(0) == y.size(1) && w.size(1) == x.size(2),
-          "the sizes of slices, weights and outputs differ");
-  Require(w.stride(0) == w.size(1) * w.stride(1), "the taps of all channels are equally far apart");
+// Depthwise convolution of volumes with zeros around them. The caller scales tiny tensors. w: [channel][tap along the
+// depth][row][column]; geometry: strides, zeros before the input, dilations, each along depth, height and width.
+void VolumesOp(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, const Tensor& y,
+               const std::vector<int64_t>& geometry) {
+  Require(x.dim() == 5 && w.dim() == 4 && y.dim() == 5, "volumes have five dimensions, weights four");
+  Require(x.size(0) == y.size(0) && x.size(1) == y.size(1) && w.size(0) == y.size(1), "batch sizes or channels differ");
+  Require(w.is_contiguous(), "the weights are contiguous");
   Require(x.scalar_type() == y.scalar_type() && w.scalar_type() == y.scalar_type() && !IsHalf(y),
           "the tensors are of float32");
-  Require(geometry.border == Border::kZeros, "slices know only a border of zeros");
+  Require(geometry.size() == 9, "a geometry of volumes has 9 numbers");
   if (y.numel() == 0) return;
   const FloatControl flush;
-  const auto axis = [&](int dim, int stride, int dilation, int before) {
-    return ForwardAxis(Extent(x, dim + 1), Extent(y, dim), Extent(w, dim), stride, dilation, before);
+  const auto axis = [&](int i) {
+    const auto at = [&](int part) { return Narrow(geometry[part * 3 + i], "a stride, a padding or a dilation"); };
+    const int64_t stride = at(0), before = at(1), dilation = at(2);
+    Require(stride > 0 && dilation > 0 && before >= 0, "strides and dilations are positive, paddings not negative");
+    const int in = Extent(x, i + 2), out = Extent(y, i + 2), taps = Extent(w, i + 1);
+    Narrow(std::max(stride * out + dilation * taps, in + before) + 32 * (stride + dilation), "the last tap's place");
+    return ForwardAxis(in, out, taps, at(0), at(2), at(1));
   };
   DepthwiseCorrelation c{};
-  c.batch = Extent(y, 0), c.groups = Extent(y, 1), c.reads = Extent(x, 2), c.writes = 1;
-  c.height = axis(2, geometry.stride_h, geometry.dilation_h, geometry.top);
-  c.width = axis(3, geometry.stride_w, geometry.dilation_w, geometry.left);
-  c.border = geometry.border;
-  c.x_batch = x.stride(0), c.x_group = x.stride(1), c.x_row = x.stride(3), c.x_column = x.stride(4);
-  c.x_channel = c.reads > 1 ? x.stride(2) : x.stride(1);
-  c.y_batch = y.stride(0), c.y_channel = y.stride(1), c.y_row = y.stride(2), c.y_column = y.stride(3);
-  c.w_channel = w.stride(1), c.w_row = w.stride(2), c.w_column = w.stride(3);
+  c.batch = Extent(y, 0), c.groups = Extent(y, 1), c.reads = Extent(w, 1), c.writes = 1;
+  c.depth = axis(0), c.height = axis(1), c.width = axis(2);
+  c.border = Border::kZeros;
+  c.x_batch = x.stride(0), c.x_group = x.stride(1), c.x_channel = x.stride(2), c.x_row = x.stride(3);
+  c.y_batch = y.stride(0), c.y_channel = y.stride(1), c.y_slice = y.stride(2), c.y_row = y.stride(3);
+  c.x_column = x.stride(4), c.y_column = y.stride(4);
+  c.w_channel = w.size(2) * w.size(3), c.w_row = w.size(3), c.w_column = 1;
   c.x = x.const_data_ptr<float>(), c.w = w.const_data_ptr<float>(), c.y = y.mutable_data_ptr<float>();
+  AdviseHugePages(c.y, static_cast<std::size_t>(y.numel()) * sizeof(float));
   SetBias(c, bias);
   RunDepthwise(TheSet(), c, TheRuntime());
 }
@@ -344,7 +347,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(polyconv_cpu, m) {
       "depthwise_fprop(Tensor x, Tensor w, Tensor? bias, Tensor(a!) y, int[] geometry, "
       "Tensor? residual=None, int activation=0, float activation_a=0, float activation_b=0) -> ()");
   m.def("depthwise_dgrad(Tensor dy, Tensor w, Tensor(a!) dx, int[] geometry, Tensor? bias=None) -> ()");
-  m.def("depthwise_slices(Tensor x, Tensor w, Tensor? bias, Tensor(a!) y, int[] geometry) -> ()");
+  m.def("depthwise_volumes(Tensor x, Tensor w, Tensor? bias, Tensor(a!) y, int[] geometry) -> ()");
   m.def("depthwise_longest_sum(int[] sizes, int[] geometry) -> int");
   m.def("depthwise_wgrad(Tensor x, Tensor dy, Tensor(a!) dw, Tensor(b!)? db, int[] geometry) -> ()");
 }
@@ -352,7 +355,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(polyconv_cpu, m) {
 STABLE_TORCH_LIBRARY_IMPL(polyconv_cpu, CompositeExplicitAutograd, m) {
   m.impl("depthwise_fprop", TORCH_BOX(&ForwardOp));
   m.impl("depthwise_dgrad", TORCH_BOX(&InputGradientOp));
-  m.impl("depthwise_slices", TORCH_BOX(&SlicesOp));
+  m.impl("depthwise_volumes", TORCH_BOX(&VolumesOp));
   m.impl("depthwise_longest_sum", TORCH_BOX(&LongestSumOp));
   m.impl("depthwise_wgrad", TORCH_BOX(&WeightGradientOp));
 }

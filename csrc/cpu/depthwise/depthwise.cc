@@ -17,6 +17,7 @@ namespace polyconv {
 namespace HWY_NAMESPACE {
 
 void Correlate(const DepthwiseCorrelation& conv, const Runtime& runtime) {
+  if (conv.depth.target > 0) return DepthwiseRows(conv).Run(runtime);
   if (DepthwiseTiles::Takes(conv)) return DepthwiseTiles(conv).Run(runtime);
   if (DepthwisePixels::Takes(conv)) return DepthwisePixels(conv).Run(runtime);
   if (DepthwisePlanes::Takes(conv)) return DepthwisePlanes(conv).Run(runtime);

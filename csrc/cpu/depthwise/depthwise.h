@@ -79,6 +79,11 @@ struct DepthwiseCorrelation : DepthwiseShape {
 
   int reads, writes;
   std::ptrdiff_t x_group;  // step from the first channel of a group to that of the next
+
+  // Volumes, if it has a target: an output slice of a channel reads `reads` slices of it, one per tap along the depth.
+  // They are x_channel apart, with zeros outside of the volume; `writes` is 1.
+  DepthwiseAxis depth;
+  std::ptrdiff_t y_slice;
 };
 
 // The axes are those of the forward pass, the strides of `y` and `w` those of dy and dw.

@@ -1,7 +1,8 @@
 // Depthwise correlation with output columns in the lanes.
 //
 // A thread walks down one image of one channel. The padded rows that a block of output rows reads are packed into a
-// ring of lines that stays in L1, so every pixel is fetched from memory once and the inner loops see no edges.
+// ring of lines that stays in L1, so every pixel is fetched from memory once and the inner loops see no edges. Of a
+// volume, it walks along the depth, and the ring has the slices that an output slice reads, in L2.
 #if defined(POLYCONV_CPU_DEPTHWISE_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef POLYCONV_CPU_DEPTHWISE_ROWS_INL_H_
 #undef POLYCONV_CPU_DEPTHWISE_ROWS_INL_H_
@@ -13,6 +14,7 @@
 #include <atomic>
 #include <vector>
 
+#include "common/caches.h"
 #include "common/memory.h"
 #include "common/row_writer-inl.h"
 #include "depthwise/lines-inl.h"
@@ -43,33 +45,66 @@ struct TapBlock {
   int column;                   // first output column of the tile
 };
 
-// Adds input row t to the tile's rows kFirst to kLast, each with its own tap row.
+// Adds a tap column of an input row to the tile's rows kFirst to kLast. `weights`: of the tap row that row 0 would use.
 template <int kVectors, int kFirst, int kLast>
-HWY_INLINE void AddLine(const TapBlock& block, int t, RowSums<kVectors>& sums) {
-  const float* HWY_RESTRICT line = block.lines[t * block.period] + block.column;
-  const float* HWY_RESTRICT weights[kTileRows];
+HWY_INLINE void AddTap(const Floats (&in)[kVectors], const float* weights, int taps_w, RowSums<kVectors>& sums) {
   POLYCONV_UNROLL
-  for (int row = kFirst; row <= kLast; row++) weights[row] = block.weights + (t - row) * block.taps_w;
-  for (int s = 0; s < block.taps_w; s++) {
-    const float* source = line + block.offsets[s];
+  for (int row = kFirst; row <= kLast; row++) {
+    const Floats weight = Broadcast(weights[-row * taps_w]);
+    POLYCONV_UNROLL
+    for (int z = 0; z < kVectors; z++) sums[row][z] = hn::MulAdd(weight, in[z], sums[row][z]);
+  }
+}
+
+// Adds the tap columns from kTap on of kColumns neighbouring ones. `whole`: the vectors of the first one and the next.
+// With AVX-512, all others are shifted from these: every load of a vector that is not aligned takes two cache lines.
+template <int kVectors, int kColumns, int kFirst, int kLast, int kTap = 0>
+HWY_INLINE void AddColumns(const float* line, const Floats (&whole)[kVectors + 1], const float* weights,
+                           RowSums<kVectors>& sums) {
+  if constexpr (kTap < kColumns) {
     Floats in[kVectors];
     POLYCONV_UNROLL
-    for (int z = 0; z < kVectors; z++) in[z] = Load(source + z * kLanes);
+    for (int z = 0; z < kVectors; z++) {
+#if HWY_TARGET <= HWY_AVX3
+      in[z] = Floats{_mm512_castsi512_ps(
+          _mm512_alignr_epi32(_mm512_castps_si512(whole[z + 1].raw), _mm512_castps_si512(whole[z].raw), kTap))};
+#else
+      in[z] = kTap == 0 ? whole[z] : Load(line + kTap + z * kLanes);
+#endif
+    }
+    AddTap<kVectors, kFirst, kLast>(in, weights + kTap, kColumns, sums);
+    AddColumns<kVectors, kColumns, kFirst, kLast, kTap + 1>(line, whole, weights, sums);
+  }
+}
+
+// Adds input row t to the tile's rows kFirst to kLast, each with its own tap row. kColumns: number of tap columns, which
+// are neighbours; 0: any columns.
+template <int kVectors, int kColumns, int kFirst, int kLast>
+HWY_INLINE void AddLine(const TapBlock& block, int t, RowSums<kVectors>& sums) {
+  const float* HWY_RESTRICT line = block.lines[t * block.period] + block.column;
+  if constexpr (kColumns > 0) {
+    Floats whole[kVectors + 1];
     POLYCONV_UNROLL
-    for (int row = kFirst; row <= kLast; row++) {
-      const Floats weight = Broadcast(weights[row][s]);
+    for (int z = 0; z <= kVectors; z++) whole[z] = Load(line + z * kLanes);
+    AddColumns<kVectors, kColumns, kFirst, kLast>(line, whole, block.weights + t * kColumns, sums);
+  } else {
+    const float* HWY_RESTRICT weights = block.weights + t * block.taps_w;
+    for (int s = 0; s < block.taps_w; s++) {
+      const float* source = line + block.offsets[s];
+      Floats in[kVectors];
       POLYCONV_UNROLL
-      for (int z = 0; z < kVectors; z++) sums[row][z] = hn::MulAdd(weight, in[z], sums[row][z]);
+      for (int z = 0; z < kVectors; z++) in[z] = Load(source + z * kLanes);
+      AddTap<kVectors, kFirst, kLast>(in, weights + s, block.taps_w, sums);
     }
   }
 }
 
 // All input rows from kRow on, of a class with exactly kTaps tap rows.
-template <int kVectors, int kTaps, int kRow = 0>
+template <int kVectors, int kColumns, int kTaps, int kRow = 0>
 HWY_INLINE void AddFewTaps(const TapBlock& block, RowSums<kVectors>& sums) {
   if constexpr (kRow < kTileRows + kTaps - 1) {
-    AddLine<kVectors, std::max(0, kRow - kTaps + 1), std::min(kRow, kTileRows - 1)>(block, kRow, sums);
-    AddFewTaps<kVectors, kTaps, kRow + 1>(block, sums);
+    AddLine<kVectors, kColumns, std::max(0, kRow - kTaps + 1), std::min(kRow, kTileRows - 1)>(block, kRow, sums);
+    AddFewTaps<kVectors, kColumns, kTaps, kRow + 1>(block, sums);
   }
 }
 
@@ -77,14 +112,14 @@ HWY_INLINE void AddFewTaps(const TapBlock& block, RowSums<kVectors>& sums) {
 template <int kVectors, int kRow = 0>
 HWY_INLINE void AddFirstLines(const TapBlock& block, RowSums<kVectors>& sums) {
   if constexpr (kRow < kTileRows - 1) {
-    AddLine<kVectors, 0, kRow>(block, kRow, sums);
+    AddLine<kVectors, 0, 0, kRow>(block, kRow, sums);
     AddFirstLines<kVectors, kRow + 1>(block, sums);
   }
 }
 template <int kVectors, int kRow = 1>
 HWY_INLINE void AddLastLines(const TapBlock& block, RowSums<kVectors>& sums) {
   if constexpr (kRow < kTileRows) {
-    AddLine<kVectors, kRow, kTileRows - 1>(block, block.taps_h - 1 + kRow, sums);
+    AddLine<kVectors, 0, kRow, kTileRows - 1>(block, block.taps_h - 1 + kRow, sums);
     AddLastLines<kVectors, kRow + 1>(block, sums);
   }
 }
@@ -95,14 +130,14 @@ HWY_INLINE void AddTaps(const TapBlock& block, RowSums<kVectors>& sums) {
     case 0:
       return;
     case 1:
-      return AddFewTaps<kVectors, 1>(block, sums);
+      return AddFewTaps<kVectors, 0, 1>(block, sums);
     case 2:
-      return AddFewTaps<kVectors, 2>(block, sums);
+      return AddFewTaps<kVectors, 0, 2>(block, sums);
     case 3:
-      return AddFewTaps<kVectors, 3>(block, sums);
+      return AddFewTaps<kVectors, 0, 3>(block, sums);
     default:
       AddFirstLines<kVectors>(block, sums);
-      for (int t = kTileRows - 1; t < block.taps_h; t++) AddLine<kVectors, 0, kTileRows - 1>(block, t, sums);
+      for (int t = kTileRows - 1; t < block.taps_h; t++) AddLine<kVectors, 0, 0, kTileRows - 1>(block, t, sums);
       AddLastLines<kVectors>(block, sums);
   }
 }
@@ -133,44 +168,24 @@ class DepthwiseRows {
     block_rows_ = block_outputs_ * static_cast<int>(conv.height.phases.size());
     phase_pitch_ = RoundUp(CeilDiv(conv.width.target, static_cast<int>(conv.width.phases.size())), kLanes);
     dense_rows_ = conv.y_column == 1 && conv.y_row == conv.width.target;
-    const double bytes = 4.0 * conv.batch * conv.groups * conv.writes * conv.height.target * conv.width.target;
+    const double bytes = 4.0 * conv.batch * std::max(1, conv.depth.target) * conv.groups * conv.writes *
+                         conv.height.target * conv.width.target;
     stream_ = bytes > (8 << 20) && conv.y_column == 1;
   }
 
   void Run(const Runtime& runtime) const {
+    if (conv_.depth.target > 0) return RunVolumes(runtime);
     // Bands of rows only if there are too few planes for the threads: each band packs some of its neighbour's rows.
     const std::int64_t planes = std::int64_t{1} * conv_.batch * conv_.groups;
-    const int blocks = CeilDiv(phase_outputs_, block_outputs_);
+    const int blocks = Blocks();
     const int wanted = static_cast<int>(std::max<std::int64_t>(1, 8 * runtime.threads / planes));
     const int least = std::max(8, CeilDiv(2 * window_rows_, block_outputs_ * conv_.height.stride));
     const int band_blocks = std::max(CeilDiv(blocks, wanted), least);
     const int bands = CeilDiv(blocks, band_blocks);
 
-    Carver carver;
-    const std::size_t ring_size = std::size_t{1} * ring_rows_ * conv_.reads + 1;
-    const std::size_t lines_at = carver.Take(packer_.pitch() * ring_size);
-    const std::size_t weights_at = carver.Take(std::size_t{1} * taps_h_ * offsets_.size() * conv_.reads * conv_.writes);
-    const std::size_t phases_at =
-        carver.Take(in_order_ ? 0 : std::size_t{1} * block_rows_ * conv_.width.phases.size() * phase_pitch_);
-    const std::size_t rows_size = RoundUp(block_rows_ * conv_.width.target, 16) + 2 * kTileColumns * kLanes;
-    const std::size_t rows_at = carver.Take(2 * rows_size);
-
-    std::atomic<std::int64_t> next{0};
-    runtime.parallel_for(runtime.threads, [&](std::int64_t, std::int64_t) {
-      float* base = Scratch::OfThread().Get(carver.size());
-      packer_.Clear(base + lines_at, ring_size);
-      const Ring ring = MakeRing(base + lines_at, blocks);
-      float* phases = base + phases_at;
-      Staging staging{{base + rows_at, base + rows_at + rows_size}};
-      for (std::int64_t task; (task = next.fetch_add(1)) < planes * bands;) {
-        const int band = static_cast<int>(task % bands);
-        const Plane plane{task / bands / conv_.groups, static_cast<int>(task / bands % conv_.groups)};
-        PackWeights(plane.group, base + weights_at);
-        RunBand(plane, band * band_blocks, std::min(blocks, (band + 1) * band_blocks), ring, base + weights_at, phases,
-                staging);
-      }
-      WritePending(staging);
-      hwy::FlushStream();
+    RunTasks(runtime, planes * bands, {conv_.reads, conv_.reads, ring_rows_}, [&](std::int64_t task, Thread& thread) {
+      const int first_block = static_cast<int>(task % bands) * band_blocks;
+      RunBand(PlaneOf(task / bands), first_block, std::min(blocks, first_block + band_blocks), thread);
     });
   }
 
@@ -197,40 +212,45 @@ class DepthwiseRows {
     }
   }
 
+  // Lines that a thread keeps: `rows` of each of `slots` channels or slices. `lists` lists of addresses take turns to
+  // name the slots.
+  struct RingShape {
+    int slots, lists, rows;
+
+    std::size_t lines() const { return std::size_t{1} * slots * rows; }
+  };
+
   // Addresses of the packed rows of a plane, equal for all planes of a thread.
   struct Ring {
-    std::vector<float*> slots;        // [read channel][position]
+    std::vector<float*> slots;        // [list][position]
     std::vector<const float*> lines;  // like slots, with a line of zeros for rows outside the image
     std::vector<int> source;          // image row at a position, or -1
     std::size_t positions;
   };
 
-  Ring MakeRing(float* memory, int blocks) const {
+  // Lines of the channels or slices that a block sums over.
+  struct Reads {
+    const float* const* lines;  // of the first one, from the block's first position on
+    std::size_t pitch;          // from one to the next
+    int count;
+  };
+
+  Ring MakeRing(float* memory, const RingShape& shape) const {
     const DepthwiseAxis& height = conv_.height;
     Ring ring;
-    ring.positions = std::size_t{1} * (blocks + 1) * block_outputs_ * height.stride + window_rows_;
-    const float* zeros = memory + packer_.pitch() * ring_rows_ * conv_.reads;
-    for (int c = 0; c < conv_.reads; c++) {
+    ring.positions = std::size_t{1} * (Blocks() + 1) * block_outputs_ * height.stride + window_rows_;
+    const float* zeros = memory + packer_.pitch() * shape.lines();
+    for (int list = 0; list < shape.lists; list++) {
+      float* slot = memory + packer_.pitch() * (list % shape.slots) * shape.rows;
       for (int position = 0; position < static_cast<int>(ring.positions); position++) {
         const bool read = position < height.reach;
         const int row = read ? SourceIndex(conv_.border, position - height.before, height.source) : -1;
-        ring.slots.push_back(memory + packer_.pitch() * (std::size_t{1} * c * ring_rows_ + position % ring_rows_));
+        ring.slots.push_back(slot + packer_.pitch() * (position % shape.rows));
         ring.lines.push_back(row < 0 ? zeros : ring.slots.back());
-        if (c == 0) ring.source.push_back(row);
+        if (list == 0) ring.source.push_back(row);
       }
     }
     return ring;
-  }
-
-  void PackRows(Plane plane, int first, int last, const Ring& ring) const {
-    for (int c = 0; c < conv_.reads; c++) {
-      const float* image = conv_.x + plane.image * conv_.x_batch + plane.group * conv_.x_group + c * conv_.x_channel;
-      for (int position = first; position < last; position++) {
-        const int row = ring.source[position];
-        if (row < 0) continue;
-        packer_.Pack(image + row * conv_.x_row, conv_.x_column, ring.slots[c * ring.positions + position]);
-      }
-    }
   }
 
   // Finished rows before they are stored, one block later: reading them at once would stall, too.
@@ -241,33 +261,131 @@ class DepthwiseRows {
     int count = 0;
   };
 
-  void RunBand(Plane plane, int first_block, int last_block, const Ring& ring, const float* weights, float* phases,
-               Staging& staging) const {
-    const int advance = block_outputs_ * conv_.height.stride;
+  struct Thread {
+    Ring ring;
+    float* weights;
+    float* phases;
+    Staging staging;
+  };
+
+  int Blocks() const { return CeilDiv(phase_outputs_, block_outputs_); }
+  int Advance() const { return block_outputs_ * conv_.height.stride; }
+  std::size_t WeightsOfARead() const { return std::size_t{1} * taps_h_ * offsets_.size(); }
+  Plane PlaneOf(std::int64_t number) const { return {number / conv_.groups, static_cast<int>(number % conv_.groups)}; }
+
+  template <class RunTask>
+  void RunTasks(const Runtime& runtime, std::int64_t tasks, const RingShape& shape, const RunTask& run) const {
+    Carver carver;
+    const std::size_t lines_at = carver.Take(packer_.pitch() * (shape.lines() + 1));
+    const std::size_t weights_at = carver.Take(WeightsOfARead() * conv_.reads * conv_.writes);
+    const std::size_t phases_at =
+        carver.Take(in_order_ ? 0 : std::size_t{1} * block_rows_ * conv_.width.phases.size() * phase_pitch_);
+    const std::size_t rows_size = RoundUp(block_rows_ * conv_.width.target, 16) + 2 * kTileColumns * kLanes;
+    const std::size_t rows_at = carver.Take(2 * rows_size);
+    std::atomic<std::int64_t> next{0};
+    runtime.parallel_for(runtime.threads, [&](std::int64_t, std::int64_t) {
+      float* base = Scratch::OfThread().Get(carver.size());
+      packer_.Clear(base + lines_at, shape.lines() + 1);
+      Thread thread{MakeRing(base + lines_at, shape), base + weights_at, base + phases_at,
+                    Staging{{base + rows_at, base + rows_at + rows_size}}};
+      for (std::int64_t task; (task = next.fetch_add(1)) < tasks;) run(task, thread);
+      WritePending(thread.staging);
+      hwy::FlushStream();
+    });
+  }
+
+  void PackRows(const float* image, int list, int first, int last, const Ring& ring) const {
+    for (int position = first; position < last; position++) {
+      const int row = ring.source[position];
+      if (row < 0) continue;
+      packer_.Pack(image + row * conv_.x_row, conv_.x_column, ring.slots[list * ring.positions + position]);
+    }
+  }
+
+  void RunBand(Plane plane, int first_block, int last_block, Thread& thread) const {
+    const int advance = Advance();
+    const float* x = conv_.x + plane.image * conv_.x_batch + plane.group * conv_.x_group;
+    PackWeights(plane.group, thread.weights);
     int packed = first_block * advance;
     for (int block = first_block; block < last_block; block++) {
       const int first = block * advance, end = first + window_rows_ + (block + 1 < last_block ? advance : 0);
-      PackRows(plane, std::max(packed, first), end, ring);
+      for (int c = 0; c < conv_.reads; c++) {
+        PackRows(x + c * conv_.x_channel, c, std::max(packed, first), end, thread.ring);
+      }
       packed = end;
-      const int first_row = block * block_rows_, count = std::min(block_rows_, conv_.height.target - first_row);
+      const Reads reads{thread.ring.lines.data() + first, thread.ring.positions, conv_.reads};
       for (int k = 0; k < conv_.writes; k++) {
-        const std::size_t share = std::size_t{1} * taps_h_ * offsets_.size() * conv_.reads;
-        float* rows = staging.rows[staging.current];
-        ComputeBlock(plane, k, ring, first, weights + k * share, in_order_ ? rows : phases);
-        if (!in_order_) MergePhases(phases, rows);
-        WritePending(staging);
-        staging.current ^= 1;
-        staging.count = count;
-        staging.target = conv_.y + plane.image * conv_.y_batch + (plane.group * conv_.writes + k) * conv_.y_channel +
-                         first_row * conv_.y_row;
+        const int channel = plane.group * conv_.writes + k;
+        RunBlock(channel, block, reads, thread.weights + k * WeightsOfARead() * conv_.reads,
+                 conv_.y + plane.image * conv_.y_batch + channel * conv_.y_channel, thread);
       }
     }
   }
 
+  // Bands of rows if the slices that one output slice reads are too large for L2; bands of slices only if there are too
+  // few planes for the threads. Each packs some of its neighbour's.
+  void RunVolumes(const Runtime& runtime) const {
+    const int window = (conv_.reads - 1) * conv_.depth.dilation + 1, blocks = Blocks();
+    const int slots = std::min(window, conv_.depth.source);
+    const int lines = static_cast<int>(L2Bytes() / (2 * sizeof(float) * packer_.pitch() * slots));
+    const int bands = CeilDiv(blocks, std::max(8, (lines - window_rows_) / Advance() + 1));
+    const int band_blocks = CeilDiv(blocks, bands);
+    const std::int64_t parts = std::int64_t{1} * conv_.batch * conv_.groups * bands;
+    const int wanted = static_cast<int>(std::max<std::int64_t>(1, 4 * runtime.threads / parts));
+    const int length = std::max(CeilDiv(conv_.depth.target, wanted), CeilDiv(2 * window, conv_.depth.stride));
+    const int lengths = CeilDiv(conv_.depth.target, length);
+    const RingShape shape{slots, 2 * slots, (band_blocks - 1) * Advance() + window_rows_};
+    RunTasks(runtime, parts * lengths, shape, [&](std::int64_t task, Thread& thread) {
+      const int first = static_cast<int>(task % lengths) * length;
+      const int first_block = static_cast<int>(task / lengths % bands) * band_blocks;
+      RunSlices(PlaneOf(task / lengths / bands), first, std::min(conv_.depth.target, first + length), first_block,
+                std::min(blocks, first_block + band_blocks), slots, thread);
+    });
+  }
+
+  void RunSlices(Plane volume, int first, int last, int first_block, int last_block, int slots, Thread& thread) const {
+    const DepthwiseAxis& depth = conv_.depth;
+    const Ring& ring = thread.ring;
+    const int first_row = first_block * Advance(), last_row = (last_block - 1) * Advance() + window_rows_;
+    const int window = (conv_.reads - 1) * depth.dilation + 1, common = std::gcd(depth.stride, depth.dilation);
+    const float* x = conv_.x + volume.image * conv_.x_batch + volume.group * conv_.x_group;
+    float* y = conv_.y + volume.image * conv_.y_batch + volume.group * conv_.y_channel;
+    PackWeights(volume.group, thread.weights);
+    int packed = 0;
+    for (int slice = first; slice < last; slice++) {
+      const int start = slice * depth.stride - depth.before, end = std::min(depth.source, start + window);
+      for (packed = std::max({packed, start, 0}); packed < end; packed++) {
+        if ((packed - start) % common != 0) continue;
+        PackRows(x + packed * conv_.x_channel, packed % slots, first_row, last_row, ring);
+      }
+      // Taps outside the volume are left out.
+      const int tap = CeilDiv(std::max(-start, 0), depth.dilation), source = start + tap * depth.dilation;
+      const int taps = source < end ? CeilDiv(end - source, depth.dilation) : 0;
+      const float* const* lines = ring.lines.data() + source % slots * ring.positions;
+      for (int block = first_block; block < last_block; block++) {
+        RunBlock(volume.group, block, {lines + block * Advance(), depth.dilation * ring.positions, taps},
+                 thread.weights + tap * WeightsOfARead(), y + slice * conv_.y_slice, thread);
+      }
+    }
+  }
+
+  // Computes a block of output rows of a channel, of which `y` is the first row, and stores the block before it.
+  HWY_INLINE void RunBlock(int channel, int block, const Reads& reads, const float* weights, float* y,
+                           Thread& thread) const {
+    Staging& staging = thread.staging;
+    float* rows = staging.rows[staging.current];
+    ComputeBlock(channel, reads, weights, in_order_ ? rows : thread.phases);
+    if (!in_order_) MergePhases(thread.phases, rows);
+    WritePending(staging);
+    const int first_row = block * block_rows_;
+    staging.current ^= 1;
+    staging.count = std::min(block_rows_, conv_.height.target - first_row);
+    staging.target = y + first_row * conv_.y_row;
+  }
+
   // Output rows of a block: dense and in order, or [row][column phase][column].
-  HWY_INLINE void ComputeBlock(Plane plane, int k, const Ring& ring, int first_position, const float* weights,
-                               float* target) const {
-    const float start = conv_.bias == nullptr ? 0.0f : conv_.bias[(plane.group * conv_.writes + k) * conv_.bias_step];
+  HWY_INLINE void ComputeBlock(int channel, const Reads& reads, const float* weights, float* target) const {
+    const float start = conv_.bias == nullptr ? 0.0f : conv_.bias[channel * conv_.bias_step];
     const int row_phases = static_cast<int>(conv_.height.phases.size());
     const int column_phases = static_cast<int>(conv_.width.phases.size());
     const std::ptrdiff_t row_pitch = in_order_ ? conv_.width.target : std::ptrdiff_t{1} * column_phases * phase_pitch_;
@@ -277,8 +395,8 @@ class DepthwiseRows {
         const AxisPhase& v = conv_.width.phases[b];
         for (int first = 0; first < shared_.output_step; first++) {
           Tile tile;
-          tile.lines = ring.lines.data() + first_position + conv_.height.StartOf(h) + first * conv_.height.stride;
-          tile.channel_pitch = ring.positions;
+          tile.reads = reads;
+          tile.reads.lines += conv_.height.StartOf(h) + first * conv_.height.stride;
           tile.weights = weights;
           tile.taps_h = h.taps, tile.taps_w = v.taps;
           tile.offsets = offsets_.data() + offset_starts_[b];
@@ -298,9 +416,8 @@ class DepthwiseRows {
   }
 
   struct Tile {
-    const float* const* lines;
-    std::size_t channel_pitch;  // of the lines
-    const float* weights;       // of the first read channel
+    Reads reads;
+    const float* weights;  // of the first channel
     int taps_h, taps_w;
     const std::int32_t* offsets;
     float start;
@@ -324,26 +441,46 @@ class DepthwiseRows {
   }
 
   template <int kVectors>
-  HWY_NOINLINE void ComputeTile(const Tile& tile, int column) const {
+  HWY_INLINE void ComputeTile(const Tile& tile, int column) const {
+    const int last = tile.taps_w - 1;
+    const bool dense = last > 0 && tile.offsets[0] == 0 && tile.offsets[last] == last;
+    switch (dense && tile.taps_h == tile.taps_w && shared_.tap_step == 1 ? tile.taps_w : 0) {
+      case 3:
+        return ComputeTaps<kVectors, 3>(tile, column);
+      case 5:
+        return ComputeTaps<kVectors, 5>(tile, column);
+      case 7:
+        return ComputeTaps<kVectors, 7>(tile, column);
+      default:
+        return ComputeTaps<kVectors, 0>(tile, column);
+    }
+  }
+
+  // kTaps: number of tap rows and of neighbouring tap columns, in one class; 0: any.
+  template <int kVectors, int kTaps>
+  HWY_NOINLINE void ComputeTaps(const Tile& tile, int column) const {
     Floats sums[kTileRows][kVectors];
     POLYCONV_UNROLL
     for (int row = 0; row < kTileRows; row++) {
       POLYCONV_UNROLL
       for (int z = 0; z < kVectors; z++) sums[row][z] = Broadcast(tile.start);
     }
-    for (int c = 0; c < conv_.reads; c++) {
-      const float* weights = tile.weights + c * taps_h_ * offsets_.size();
-      for (int tap_class = 0; tap_class < shared_.tap_step; tap_class++) {
-        const int taps = shared_.TapsOf(tap_class, tile.taps_h);
-        const TapBlock block{tile.lines + c * tile.channel_pitch + tap_class * conv_.height.dilation,
-                             shared_.period,
-                             weights,
-                             taps,
-                             tile.taps_w,
-                             tile.offsets,
-                             column};
-        AddTaps<kVectors>(block, sums);
-        weights += taps * tile.taps_w;
+    TapBlock block{tile.reads.lines, shared_.period, tile.weights, kTaps, kTaps, tile.offsets, column};
+    if constexpr (kTaps > 0) {
+      const std::size_t weights = WeightsOfARead();
+      for (int c = 0; c < tile.reads.count; c++, block.lines += tile.reads.pitch, block.weights += weights) {
+        AddFewTaps<kVectors, kTaps, kTaps>(block, sums);
+      }
+    } else {
+      block.taps_w = tile.taps_w;
+      for (int c = 0; c < tile.reads.count; c++) {
+        block.weights = tile.weights + c * WeightsOfARead();
+        for (int tap_class = 0; tap_class < shared_.tap_step; tap_class++) {
+          block.lines = tile.reads.lines + c * tile.reads.pitch + tap_class * conv_.height.dilation;
+          block.taps_h = shared_.TapsOf(tap_class, tile.taps_h);
+          AddTaps<kVectors>(block, sums);
+          block.weights += block.taps_h * tile.taps_w;
+        }
       }
     }
     POLYCONV_UNROLL
