@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def _assemble(scratch: Path) -> None:
     """Put the toolkit's files where nvcc and torch expect them: ``bin``, ``nvvm``, ``include``, ``lib64``."""
     toolkit = scratch / "toolkit"
     debian, python = toolkit / "debian", scratch / "python"
-    _fetch_debian(scratch, debian)
+    fetch_debian(scratch, debian, _DEBIAN, "main contrib non-free")
     run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(python), *_PYTHON])
     nvidia = python / "nvidia"
     binaries, nvvm = toolkit / "bin", toolkit / "nvvm" / "bin"
@@ -101,29 +102,33 @@ def _assemble(scratch: Path) -> None:
     run([str(binaries / "nvcc"), "--version"])
 
 
-def _fetch_debian(scratch: Path, root: Path) -> None:
-    """Unpack packages of the system's own Debian source, with the section of nvcc added for this call only."""
+def fetch_debian(
+    scratch: Path, root: Path, names: Iterable[str], sections: str, architecture: str | None = None
+) -> None:
+    """Unpack packages of the system's own Debian source, of sections and for a processor that it need not name."""
     sources = [path.read_text() for path in sorted(Path("/etc/apt/sources.list.d").glob("*.sources"))]
     main = next((text for text in sources if "Components: main\n" in text), None)
     if main is None or shutil.which("apt-get") is None:
         raise ToolchainError(
-            "CUDA 11.8's nvcc is fetched from Debian 12's packages, and this system has no Debian source in "
+            f"{', '.join(names)}: to be fetched from Debian 12's packages, and this system has no Debian source in "
             "/etc/apt/sources.list.d"
         )
     (scratch / "lists" / "partial").mkdir(parents=True)
     packages = scratch / "packages"
     packages.mkdir()
-    listing = scratch / "non-free.sources"
-    listing.write_text(main.replace("Components: main\n", "Components: main contrib non-free\n"))
+    listing = scratch / "debian.sources"
+    listing.write_text(main.replace("Components: main\n", f"Components: {sections}\n"))
     options = {
         "Dir::Etc::sourcelist": listing,
         "Dir::Etc::sourceparts": "/dev/null",
         "Dir::State::lists": scratch / "lists",
         "APT::Sandbox::User": "",  # it could not read the cache
     }
+    if architecture is not None:
+        options |= {"APT::Architecture": architecture}
     apt = ["apt-get", "-qq", *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]
     run([*apt, "update"])
-    run([*apt, "download", *_DEBIAN], cwd=packages)
+    run([*apt, "download", *names], cwd=packages)
     root.mkdir(parents=True)
     for package in sorted(packages.glob("*.deb")):
         run(["dpkg", "-x", str(package), str(root)])
