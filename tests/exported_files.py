@@ -7,6 +7,7 @@ import importlib.util
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,8 +15,9 @@ from typing import Any
 import pytest
 
 from nightly import nightly
+from polyconv.activation import Activation
 from polyconv.cuda.planner import DEVICES
-from polyconv.tools.export import exported_file, named_model
+from polyconv.tools.export import Model, exported_file, named_model
 
 V100 = DEVICES["v100"]
 PROBLEMS = ("kb50", "kb55", "kb56", "kb62", "kb63", "kb80", "kb82", "kb83", "kb84", "kb85", "kb86", "kb87")
@@ -38,6 +40,12 @@ const char* weight_gradient(const void* call) { return "weight_gradient could no
 def text_of(name: str) -> str:
     """The file of one of KernelBench's problems."""
     return exported_file(named_model(name), V100)
+
+
+def with_activation(model: Model, activation: str) -> Model:
+    """A model whose convolutions all have an activation."""
+    layers = (replace(one, problem=replace(one.problem, activation=Activation(activation))) for one in model.layers)
+    return replace(model, layers=tuple(layers))
 
 
 class Builds(list[str]):

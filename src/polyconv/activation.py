@@ -71,6 +71,12 @@ class Activation(str):
         return "clamp" if self.function == "hardtanh" else self.function
 
     @property
+    def aten(self) -> tuple[str, tuple[float, ...], dict[str, str]]:
+        """ATen's operator, its parameters after the tensor, and its keyword arguments."""
+        found = _FUNCTIONS[self.function]
+        return found.aten, self.parameters, dict(found.options)
+
+    @property
     def ab(self) -> tuple[float, float]:
         """Parameters as the kernels take them: bounds, or a slope and zero."""
         a, b = (*self.parameters, 0.0, 0.0)[:2]
@@ -105,8 +111,8 @@ class Activation(str):
             return y
         import torch
 
-        found = _FUNCTIONS[self.function]
-        result: Tensor = getattr(torch.ops.aten, found.aten + suffix)(y, *self.parameters, **dict(found.options))
+        name, parameters, options = self.aten
+        result: Tensor = getattr(torch.ops.aten, name + suffix)(y, *parameters, **options)
         return result
 
 

@@ -99,7 +99,8 @@ def export(file: File, folder: Path) -> Path:
     folder.mkdir()
     path = folder / "model.py"
     command = [sys.executable, "-m", "polyconv_cli", "export", *file.words.split(), "-o", str(path)]
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
+    search = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tools"), os.environ.get("PYTHONPATH", "")])
+    variables = {**os.environ, "PYTHONPATH": search}
     subprocess.run(command, env=variables, check=True, stderr=subprocess.DEVNULL)
     if file.workspace:
         text = path.read_text()

@@ -19,6 +19,8 @@ class Case:
     arguments: dict[str, Any] = field(default_factory=dict)
     """Constructor arguments; none means the exported convolution."""
     forward_only: bool = False
+    activation: str = ""
+    """Of the exported module: name in ``torch.nn.functional``."""
     expanded: bool = False
     """The gradient has stride 0 everywhere, as that of ``y.sum()`` has."""
 
@@ -52,8 +54,9 @@ W2 = {"in_channels": 16, "out_channels": 128, "kernel_size": 3, "bias": False}
 KB57 = {"in_channels": 64, "out_channels": 64, "kernel_size": 3, "bias": False}
 KB64 = {"in_channels": 128, "out_channels": 128, "kernel_size": 3, "bias": False}
 KB76 = {"in_channels": 64, "out_channels": 128, "kernel_size": 3, "stride": 3, "dilation": 4, "bias": False}
-KB82 = {"in_channels": 64, "out_channels": 64, "kernel_size": 3, "groups": 64, "bias": False}
+KB82: dict[str, Any] = {"in_channels": 64, "out_channels": 64, "kernel_size": 3, "groups": 64, "bias": False}
 OTHER = {"in_channels": 5, "out_channels": 7, "kernel_size": (2, 3), "stride": 2, "padding": (1, 1), "bias": True}
+RESNET: dict[str, Any] = {"in_channels": 32, "out_channels": 32, "kernel_size": 3, "padding": 1}
 BIASED = {"in_channels": 8, "out_channels": 12, "kernel_size": (3, 5), "padding": (1, 2), "groups": 2, "bias": True}
 
 EXAMPLE = File(
@@ -164,5 +167,15 @@ FILES = (
         "groups and bias",
         "--in-channels 8 --out-channels 12 --kernel-size 3 5 --padding 1 2 --groups 2 --bias --input 8 8 64 64",
         (Case((2, 8, 9, 12), BIASED),),
+    ),
+    File(
+        "SiLU",
+        "--from export_check.modules:silu --input 32 32 56 56",
+        (Case((1, 32, 13, 18), RESNET, activation="silu"),),
+    ),
+    File(
+        "depthwise, ReLU6, forward only",
+        "--from export_check.modules:relu6 --input 16 64 56 56 --forward-only",
+        (Case((2, 64, 10, 21), KB82, forward_only=True, activation="relu6"),),
     ),
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from exported_files import EVERY, V100, any_convolution, text_of
+from exported_files import EVERY, V100, any_convolution, text_of, with_activation
 from nightly import sampled
 from polyconv.tools.export import convolution_model, exported_file, named_model
 from polyconv.tools.export.partial_eval import definitions, name_of
@@ -57,8 +57,11 @@ def test_is_half_as_short_without_gradients() -> None:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_is_formatted(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "model.py"
-    path.write_text(text_of(name))
+    check_format(text_of(name), tmp_path / "model.py")
+
+
+def check_format(text: str, path: Path) -> None:
+    path.write_text(text)
     for command in (["check", "--quiet"], ["format", "--check", "--quiet"]):
         ruff = [sys.executable, "-m", "ruff", *command, "--config", str(ROOT / "pyproject.toml"), str(path)]
         result = subprocess.run(ruff, capture_output=True, text=True)
@@ -75,7 +78,7 @@ def cuda_texts(text: str) -> list[str]:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id.isupper():
             exec(compile(ast.Module([node], []), "<exported>", "exec"), values)
     sources = [value for value in values.values() if isinstance(value, tuple)]
-    return [direct + planned + "\n".join(calls.values()) for direct, planned, _, calls in sources]
+    return [direct + planned + "\n".join(calls.values()) for direct, planned, _, calls, *_ in sources]
 
 
 def unused(text: str) -> list[str]:
@@ -134,6 +137,25 @@ def test_passes_may_use_different_algorithms() -> None:
     assert "separable<F45, F23, 64, 2, 4, 2>(exchanged(*call), kGradient)" in text
     assert "kMaxParts = 4;" in text
     assert "f.outputs_w = " in text
+
+
+@pytest.mark.parametrize(
+    ("name", "activation", "options"),
+    [
+        ("kb80", "gelu", {}),
+        ("kb80", "hardswish", {"forward_only": True}),
+        ("kb82", "leaky_relu(0.2)", {}),
+        ("kb54", "relu6", {}),
+    ],
+)
+def test_an_activation_is_written(name: str, activation: str, options: dict[str, Any], tmp_path: Path) -> None:
+    text = exported_file(with_activation(named_model(name), activation), V100, **options)
+    check_format(text, tmp_path / "model.py")
+    for source in cuda_texts(text):
+        assert not unused(source)
+        assert not re.search(r"EpilogueOf|residual|finished\(p,", source)
+        assert ("activates" in source) != ("forward_only" in options)
+    assert "torch.ops.aten" in text or "forward_only" in options
 
 
 @pytest.mark.parametrize("seed", sampled(range(25), 8, "any convolution"))

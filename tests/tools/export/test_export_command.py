@@ -98,6 +98,8 @@ stem = nn.Conv2d(3, 8, 5, stride=2, padding=2, bias=False)
 mirrored = nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect", groups=4)
 faster = polyconv.Conv2d(4, 4, 3, padding=(0, 1, 2, 1), groups=4)
 activated = polyconv.Conv2d(4, 4, 3, activation="relu")
+folded = polyconv.Conv2d(4, 4, 3)
+folded.fold = object()
 
 
 def pair():
@@ -138,6 +140,7 @@ def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("stem", 3, {"conv2d": (8, 3, 5, 5)}),
         ("mirrored", 4, {"conv2d": (4, 1, 3, 3)}),
         ("faster", 4, {"conv2d": (4, 1, 3, 3)}),
+        ("activated", 4, {"conv2d": (4, 4, 3, 3)}),
         ("pair", 4, {"conv0": (4, 1, 3, 3), "conv1": (6, 4, 1, 1)}),
         ("Blocks.named", 4, {"depthwise": (4, 1, 3, 3), "pointwise": (6, 4, 1, 1)}),
     ],
@@ -168,12 +171,19 @@ def test_its_border_is_kept(builds: Builds, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("network")
+def test_its_activation_is_kept(builds: Builds, tmp_path: Path) -> None:
+    model = imported_model("users_package.network:activated", (1, 4, 9, 9))
+    load(exported_file(model, V100, forward_only=True), tmp_path / "exported_users.py")
+    assert "return z < 0.0f ? 0.0f : z;" in builds.sources[0]
+
+
+@pytest.mark.usefixtures("network")
 @pytest.mark.parametrize(
     ("attribute", "message"),
     [
         ("Blocks.mixed", "holds a ReLU"),
         ("standardised", "holds a Standardised"),
-        ("activated", "with the activation 'relu': leave it to a module"),
+        ("folded", "with a folded normalisation"),
         ("nothing", "cannot be imported"),
     ],
 )

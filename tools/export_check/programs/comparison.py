@@ -32,21 +32,22 @@ def load(path: Path) -> Any:
 class Comparison:
     """A model with one convolution, and PyTorch's in float64 with the same parameters under the same names."""
 
-    def __init__(self, model: Any, arguments: Mapping[str, Any], module: str = "Conv2d") -> None:
+    def __init__(self, model: Any, arguments: Mapping[str, Any], module: str = "Conv2d", activation: str = "") -> None:
         ((_, self.ours),) = model.named_children()
         self.exact = getattr(torch.nn, module)(**arguments, dtype=torch.float64)
         self.exact.load_state_dict({name: value.cpu().double() for name, value in self.ours.state_dict().items()})
+        self._activation = getattr(torch.nn.functional, activation) if activation else torch.nn.Identity()
 
     def forward(self, x: Tensor, y: Tensor) -> None:
         """Compare an output, given the input on the CPU."""
         weight = self.exact.weight
         scale = sqrt(weight.numel() / y.shape[1]) * _rms(x) * _rms(weight)
-        _report("y", y, self.exact(x.double()), scale)
+        _report("y", y, self._activation(self.exact(x.double())), scale)
 
     def backward(self, x: Tensor, dx: Tensor | None, dy: Tensor) -> None:
         """Compare the gradients, those of the parameters in the model itself, given that of the output."""
         weight, x_exact = self.exact.weight, x.double().requires_grad_()
-        self.exact(x_exact).backward(dy.double())
+        self._activation(self.exact(x_exact)).backward(dy.double())
         _report("dx", dx, x_exact.grad, sqrt(weight.numel() / x.shape[1]) * _rms(dy) * _rms(weight))
         pixels = (x if self.exact.transposed else dy)[:, 0].numel()
         scales = {"weight": sqrt(pixels) * _rms(dy) * _rms(x), "bias": sqrt(dy[:, 0].numel()) * _rms(dy)}

@@ -21,11 +21,14 @@ def main(path: str, text: str) -> None:
     torch.manual_seed(0)
     with PretendedGpu() as gpu:
         model = load(Path(path)).ModelNew(**arguments).cuda()
-        comparison = Comparison(model, case["convolution"], case["module"])
+        comparison = Comparison(model, case["convolution"], case["module"], case["activation"])
         x = torch.randn(case["shape"])
         x_cuda = x.cuda().requires_grad_(not case["forward_only"])
         y = model(x_cuda)
         comparison.forward(x, y)
+        if case["activation"]:  # the kernels apply it if there is no gradient
+            with torch.no_grad():
+                comparison.forward(x, model(x_cuda))
         if not case["forward_only"]:
             gradient = torch.randn(() if case["expanded"] else y.shape)
             y.backward(gradient.cuda().expand(y.shape))

@@ -40,6 +40,11 @@ _SPECIAL = {
 sqrt(8 / pi): 1 + tanh(z) is twice the sigmoid of 2 z."""
 
 
+def function_of(activation: Activation) -> tuple[str, float, float]:
+    """Function of a kernel for an activation, one of ``FUNCTIONS``, and its parameters ``a`` and ``b``."""
+    return _SPECIAL.get(activation, (activation.kernel, *activation.ab))
+
+
 def has_epilogue(problem: Problem) -> bool:
     """Whether the problem has a residual or an activation. Gradient passes have no epilogue."""
     return problem.kind is Pass.FPROP and (problem.residual or problem.activation is not Activation.NONE)
@@ -78,7 +83,7 @@ def with_epilogue(problem: Problem, launch: Launch) -> Launch:
 
 def with_epilogue_params(problem: Problem, launch: Launch) -> Launch:
     """The launch with epilogue parameters appended, even if the epilogue does nothing."""
-    function, a, b = _SPECIAL.get(problem.activation, (problem.activation.kernel, *problem.activation.ab))
+    function, a, b = function_of(problem.activation)
     tail = EpilogueParams(activation=FUNCTIONS.index(function), a=a, b=b)
     pointers = launch.pointers
     if problem.residual:  # same layout as y, so the same byte offset

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
+from ...activation import Activation
 from ...algebra.emit import emit_transform
 from ...algebra.matrices import Matrix
 from ...cuda.planner.device import CudaDevice
@@ -17,6 +18,7 @@ from ...cuda.planner.planner import DEFAULT_WORKSPACE
 from ...cuda.planner.winograd.axis import ToomAxis, choice_of, index_of
 from ...problem import Pass, Problem
 from . import parameters
+from .epilogue import Epilogue
 from .host_code import ANYWHERE, LAUNCHED, NAMES, Launching, axis_name, chosen_for, launching
 from .partial_eval import (
     closing,
@@ -27,7 +29,6 @@ from .partial_eval import (
     name_of,
     reachable,
     simplified,
-    split,
     tidied,
     with_constant_arguments,
     with_fixed_parameters,
@@ -82,9 +83,12 @@ def cuda_source(
     families = LAUNCHED if tensor_cores else ANYWHERE
     functions: dict[Pass, Launching] = {}
     launches: list[Launch] = []
+    kinds = tuple(kinds)
+    epilogue = Epilogue(problem.activation, always=kinds == (Pass.FPROP,))
     for kind in kinds:
-        of_pass = replace(problem, kind=kind)
-        functions[kind] = launching(of_pass, chosen_for(of_pass, device, families), device)
+        of_pass = replace(problem, kind=kind, activation=Activation.NONE)
+        chosen = chosen_for(replace(problem, kind=kind), device, families)
+        functions[kind] = launching(of_pass, chosen, device)
         for candidate in functions[kind].candidates:
             launches += parameters.launches(candidate, of_pass)
     calls = {NAMES[kind]: one.call for kind, one in functions.items()}
@@ -95,7 +99,7 @@ def cuda_source(
     sizes: dict[str, int] = {}  # of tables that passes share
     for name, size in (pair for one in functions.values() for pair in one.sizes.items()):
         sizes[name] = max(size, sizes.get(name, 0))
-    found = _texts(problem, functions, specs, parameters.fixed_fields(launches), calls)
+    found = _texts(problem, functions, specs, parameters.fixed_fields(launches), calls, epilogue)
     if not borders:
         found = [re.sub(r"\bkBorder\b", "0", part) for part in found]
     found = [_resized(part, sizes | {"kWorkspace": WORKSPACE}) for part in map(with_pragmas_in_line, found)]
@@ -131,6 +135,7 @@ def _texts(
     specs: list[KernelSpec],
     fixed: dict[str, dict[str, str]],
     calls: Mapping[str, str],
+    epilogue: Epilogue,
 ) -> list[str]:
     """Definitions of the kernels' headers that the host texts name, and of the host texts, with the ``fixed``
     parameters in place."""
@@ -140,17 +145,20 @@ def _texts(
         constants |= one.constants
     fixed = {struct: fields | shared.get(struct, {}) for struct, fields in fixed.items()}
     unassigned = {struct: {n: v for n, v in fields.items() if v != f"p.{n}"} for struct, fields in fixed.items()}
+    for fields in unassigned.values() if not epilogue.is_flagged else ():
+        fields["activates"] = "1"
     ones = "|".join(name for name, value in constants.items() if value == "1") or "(?!)"
     direct = "direct_depthwise" if prod(problem.channels_per_group) < 16 else "direct"
     hosts: list[str] = []
     for host in dict.fromkeys(("indices", direct, "host", *(host for one in functions.values() for host in one.hosts))):
-        text = re.sub(rf"\b(?:{ones})\b", "1", (_TEXTS / f"{host}.cuh").read_text(encoding="utf-8"))
+        text = epilogue.in_host((_TEXTS / f"{host}.cuh").read_text(encoding="utf-8"))
+        text = re.sub(rf"\b(?:{ones})\b", "1", text)
         hosts += [without_assignments(part, unassigned) for part in definitions(f"\n{text}")]
         hosts += definitions(_constants(constants)) if host == "taps" else []
     for struct in (spec.struct for spec in specs if spec.struct):
         left = _unassigned(hosts, struct) - fixed[struct.__name__].keys()
         assert not left, f"the host texts do not set {', '.join(left)} of {struct.__name__}"
-    headers = [_inheriting(part, shared) for part in with_functions_of_constants([*_headers(specs, fixed)])]
+    headers = [_inheriting(part, shared) for part in with_functions_of_constants([*_headers(specs, fixed, epilogue)])]
     named = words("\n".join([*hosts, *calls.values()])) | {"Call", "MIN_BLOCKS"}
     return [*reachable(headers, named), *hosts]  # unused definitions would give templates further arguments
 
@@ -199,7 +207,7 @@ def _folded(part: str, constants: dict[str, int]) -> str:
     return tidied(with_constant_arguments(part, constants))
 
 
-def _headers(specs: list[KernelSpec], fixed: dict[str, dict[str, str]]) -> Iterator[str]:
+def _headers(specs: list[KernelSpec], fixed: dict[str, dict[str, str]], epilogue: Epilogue) -> Iterator[str]:
     """Specialised definitions of the kernels' headers, in include order."""
     stems: list[str] = []
 
@@ -214,18 +222,19 @@ def _headers(specs: list[KernelSpec], fixed: dict[str, dict[str, str]]) -> Itera
         collect(spec.stem)
     params = {spec.stem: spec.params.removeprefix("polyconv::") for spec in specs}
     for stem in stems:
-        if stem == "common/epilogue":  # exported convolutions have no epilogue
+        if stem == "common/epilogue":  # which an Epilogue replaces
             continue
         parts = _with_heading(stem, definitions(_body(stem)))
         struct = next((name for name in map(name_of, parts) if name and name.endswith("Params")), params.get(stem, ""))
         for part in parts:
             name = name_of(part) or ""
-            part = _without_epilogue(part, struct)
+            part = epilogue.in_kernel(_of_struct(part, struct))
             named = re.search(r"\b(\w+Params)& p(?:arams)?\b", part)
             part = parameters.without_fields(part, fixed[name]) if name in fixed else part
             yield with_fixed_parameters(part, fixed.get(named.group(1) if named else struct, {}))
         if stem == "common/common":
-            yield from definitions((_TEXTS / "call.cuh").read_text(encoding="utf-8"))
+            yield from definitions(epilogue.in_host((_TEXTS / "call.cuh").read_text(encoding="utf-8")))
+            yield from epilogue.definitions(_body("common/epilogue"))
 
 
 def _inheriting(text: str, shared: dict[str, dict[str, str]]) -> str:
@@ -257,15 +266,11 @@ def _body(stem: str) -> str:
     return re.sub(r"\b([\w/]+)\.cuh\b", r"\1", text)
 
 
-def _without_epilogue(text: str, struct: str) -> str:
+def _of_struct(text: str, struct: str) -> str:
+    """A definition with a struct in place of the template argument ``Params``, which may add an epilogue to it."""
     text = re.sub(r"^ *template <class Params>\n", "", text, flags=re.MULTILINE)
     text = re.sub(r", class Params>", ">", text)
-    text = re.sub(r"\bconst Params& p\b", f"const {struct}& p", text)
-    text = text.replace("EpilogueOf<Params>::kExists", "false")
-    while found := re.search(r"\bfinished\(", text):
-        end = closing(text, found.end() - 1)
-        text = text[: found.start()] + split(text[found.end() : end])[1] + text[end + 1 :]
-    return text
+    return re.sub(r"\bconst Params& p\b", f"const {struct}& p", text)
 
 
 def _resized(text: str, sizes: Mapping[str, object]) -> str:

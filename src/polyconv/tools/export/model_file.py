@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from keyword import iskeyword
 from pathlib import Path
 
+from ...activation import Activation
 from ...cuda.planner.device import CudaDevice
-from ...cuda.planner.epilogue import has_epilogue
 from ...measure.workloads import TRANSPOSED
 from ...problem import PaddingMode, Pass
 from ...version import __version__
@@ -50,10 +50,10 @@ def exported_file(
     file compiles for the GPUs of the machine that imports it.
     """
     for layer in model.layers:
-        if has_epilogue(layer.problem):
+        if layer.problem.residual:
             raise ExportError(
-                f"{layer.attribute} would have an activation or a residual of its own ({layer.problem}): "
-                "an exported file holds plain convolutions; leave both to the module around it"
+                f"{layer.attribute} would add a residual ({layer.problem}): an exported file has convolutions with "
+                "bias and activation; leave the sum, and an activation behind it, to the module around it"
             )
     plain_name = unicodedata.normalize("NFKC", class_name)  # as Python normalises identifiers
     if not class_name.isidentifier() or iskeyword(plain_name) or plain_name.startswith("__"):
@@ -62,6 +62,7 @@ def exported_file(
         layer.problem.padding_mode is not PaddingMode.ZEROS for layer in model.layers
     )
     kinds: tuple[Pass, ...] = () if forward_only else tuple(Pass)
+    flagged = not forward_only and any(layer.problem.activation is not Activation.NONE for layer in model.layers)
     pairs = [
         (layer, cuda_source(layer.picture, device, kinds or (layer.problem.kind,), borders, tensor_cores))
         for layer in model.layers
@@ -76,13 +77,16 @@ def exported_file(
         "WRITTEN": _wrapped(f"Written by polyconv {__version__} for a {device.name}: polyconv export {model.command}"),
         "CLASS": class_name,
         "INPUTS": ", ".join(map(str, model.inputs)),
-        "SOURCES": "\n".join([*(_source(*pair, borders) for pair in pairs), *([_BORDERS] if borders else [])]),
+        "SOURCES": "\n".join([*(_source(*pair, borders, flagged) for pair in pairs), *([_BORDERS] if borders else [])]),
         "BORDER": "constexpr int kBorder = {13};\nconstexpr int kPadBottom = {10}, kPadRight = {12};\n"
         if borders
         else "",
         "ARCH": f'\nos.environ.setdefault("TORCH_CUDA_ARCH_LIST", "{arch}")\n' if arch else "",
         "WORKSPACE": WORKSPACE,
-        "MODULES": "\n\n".join(_module(module, borders, forward_only) for module in dict.fromkeys(modules)),
+        "REST": ", _" if flagged else "",
+        "FLAG": ", activates=False" if flagged else "",
+        "NUMBER": ", activates" if flagged else "",
+        "MODULES": "\n\n".join(_module(module, borders, forward_only, flagged) for module in dict.fromkeys(modules)),
         "SIGNATURE": _signature(model),
         "LAYERS": "\n".join(_layer(layer) for layer in model.layers),
         "FORWARD": forward,
@@ -115,14 +119,18 @@ def _filled(name: str, parts: Mapping[str, str]) -> str:
     return re.sub(r"@([A-Z_]+)@", lambda found: parts[found.group(1)], text)
 
 
-def _module(module: str, borders: bool, forward_only: bool) -> str:
-    """Class that replaces a torch convolution, with its autograd function, on the kernels of ``Layer.picture``."""
+def _module(module: str, borders: bool, forward_only: bool, flagged: bool) -> str:
+    """Class that replaces a torch convolution, with its autograd function, on the kernels of ``Layer.picture``.
+
+    ``flagged``: in a call that is differentiated, PyTorch applies the activation of the layer, if it has one.
+    """
     rank, transposed = int(module[-2]), "Transpose" in module
     signal, volume = rank == 1, rank == 3
     sides = ("front, back", "top, bottom", "left, right")[-rank:]
     parts = {
         "MODULE": module,
-        "FUNCTION": _function(transposed, volume, forward_only),
+        "FUNCTION": _function(transposed, volume, forward_only, flagged),
+        **(_FLAGGED if flagged else _UNFLAGGED),
         "BORDER_OF": ", BORDERS.index(self.padding_mode)" if borders else "",
         "SIDES": ", ".join(sides),
         "SIDES_IN_WORDS": "front, back, top, ..., right" if volume else ", ".join(sides),
@@ -158,12 +166,32 @@ _TRANSPOSED_VOLUME = {
 }
 
 
-def _function(transposed: bool, volume: bool, forward_only: bool) -> str:
+_UNFLAGGED = {"ACTIVATES": "", "RESULT": "return ", "FLAG": "", "ACTIVATION": ""}
+"""Placeholders of the module template, without an activation or gradients."""
+_FLAGGED = {
+    "ACTIVATES": """\
+        activation = self.source[-1]
+        wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (x, *self.parameters()))
+        activates = activation is not None and not wanted
+""",
+    "RESULT": "y = ",
+    "FLAG": ", activates",
+    "ACTIVATION": """\
+        if activation is None or activates:
+            return y
+        name, parameters, options = activation
+        return getattr(torch.ops.aten, name)(y, *parameters, **options)
+""",
+}
+
+
+def _function(transposed: bool, volume: bool, forward_only: bool, flagged: bool) -> str:
     """The autograd function of a module, after the helpers that it calls."""
     name = "transposed_" * transposed + ("volumes" if volume else "images")
     needed = ["slices", *([] if forward_only else ["slices_backward"])] if volume else []
-    backward = _NO_BACKWARD if forward_only else _BACKWARD + _filled(f"{name}_backward", {})
-    texts = [*(_filled(one, {}) for one in needed), _filled(name, {"BACKWARD": backward})]
+    flag = {"FLAG": ", activates" if flagged else "", "NONE": ", None" if flagged else ""}
+    backward = _NO_BACKWARD if forward_only else _BACKWARD + _filled(f"{name}_backward", flag)
+    texts = [*(_filled(one, {}) for one in needed), _filled(name, {"BACKWARD": backward, **flag})]
     return "\n\n\n".join(text.strip("\n") for text in texts) + "\n"
 
 
@@ -171,15 +199,19 @@ def _name(layer: Layer) -> str:
     return layer.attribute.upper()
 
 
-def _source(layer: Layer, source: CudaSource, borders: bool) -> str:
-    """Python text of a layer's sources: both CUDA texts, the geometry of the second, and the entry points' calls."""
+def _source(layer: Layer, source: CudaSource, borders: bool, flagged: bool) -> str:
+    """Python text of a layer's sources: both CUDA texts, the geometry of the second, and the entry points' calls;
+    if ``flagged``, then its activation as PyTorch calls it, too."""
     name, p = _name(layer), layer.picture
     geometry = (p.in_channels, p.out_channels, p.groups, *p.kernel, *p.stride, *p.dilation, *p.padding)
     geometry += (list(PaddingMode).index(p.padding_mode),) if borders else ()
     calls = "".join(f'        "{function}": {_literal(call)},\n' for function, call in source.calls.items())
+    activation = None if p.activation is Activation.NONE else p.activation.aten
+    last = f"    {activation},\n".replace("'", '"') if flagged else ""
     return (
         f'{name}_DIRECT = r"""\n{source.direct}"""\n\n{name}_PLANNED = r"""\n{source.planned}"""\n\n'
-        f"{name} = (\n    {name}_DIRECT,\n    {name}_PLANNED,\n    {(*geometry, p.bias)},\n    {{\n{calls}    }},\n)\n"
+        f"{name} = (\n    {name}_DIRECT,\n    {name}_PLANNED,\n    {(*geometry, p.bias)},\n"
+        f"    {{\n{calls}    }},\n{last})\n"
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ...activation import Activation
 from ...arguments import Geometry, normalise, per_axis
 from ...measure.workloads import catalogue, entries
 from ...nn import Conv1d, Conv2d, Conv3d
@@ -327,8 +328,8 @@ def imported_model(name: str, input: Shape) -> Model:
         kind = type(conv).__name__
         if type(conv) not in _KNOWN:
             raise ExportError(f"{name} holds a {kind}: {_TAKEN}")
-        if getattr(conv, "activation", None) is not None:
-            raise ExportError(f"{name} holds a {kind} with the activation {conv.activation!r}: leave it to a module")
+        if getattr(conv, "fold", None) is not None:
+            raise ExportError(f"{name} holds a {kind} with a folded normalisation: export the model before optimize")
         rank = len(conv.kernel_size)
         if len(shape) != rank + 2:
             raise ExportError(f"{name} holds a {kind}, whose --input has {rank + 2} numbers; got {len(shape)}")
@@ -336,7 +337,9 @@ def imported_model(name: str, input: Shape) -> Model:
         (layer,) = convolution_model(shape, **arguments).layers
         attribute = key if key.isidentifier() else f"conv{number}" if key else layer.attribute
         written = ", ".join(f"{key}={_literal(value)}" for key, value in arguments.items())
-        layers.append(replace(layer, attribute=attribute, arguments=written))
+        activation = Activation(getattr(conv, "activation", None) or "none")
+        problem = replace(layer.problem, activation=activation)
+        layers.append(replace(layer, attribute=attribute, arguments=written, problem=problem))
         shape = layer.problem.y_shape
     return Model(
         title=f"{name}: {'; '.join(str(layer.problem).removeprefix('fprop ') for layer in layers)}",

@@ -34,13 +34,14 @@ struct WithEpilogue : Params {
   }
 };
 
+// An exported file with an activation has an epilogue without residual.
 template <class Params>
 struct EpilogueOf {
-  static constexpr bool kExists = false;
+  static constexpr bool kExists = false, kResidual = false;
 };
 template <class Params>
 struct EpilogueOf<WithEpilogue<Params>> {
-  static constexpr bool kExists = true;
+  static constexpr bool kExists = true, kResidual = true;
 };
 
 // NaN stays NaN, and -0 stays -0 at a bound of 0.

@@ -55,7 +55,7 @@ __device__ __forceinline__ void depthwise_strip(const Params& p) {
 #pragma unroll
       for (int a = 0; a < kStride; a++) source.next(x[u][a]);
     float residual[kAhead][kColumns];
-    if constexpr (EpilogueOf<Params>::kExists) {
+    if constexpr (EpilogueOf<Params>::kResidual) {
       const float* from = add_bytes(to, p.residual_bytes());
 #pragma unroll
       for (int u = 0; u < kAhead; u++, from += p.written_row)
@@ -78,11 +78,11 @@ __device__ __forceinline__ void depthwise_strip(const Params& p) {
             for (int s = 0; s < kTapsW; s++) sum = fmaf(taps[m * kStride + a][s], x[u][a][c * kStride + s], sum);
           open[m][c] = sum;
         }
-      if constexpr (EpilogueOf<Params>::kExists) {
+      if constexpr (EpilogueOf<Params>::kResidual) {
 #pragma unroll
         for (int c = 0; c < kColumns; c++) open[kOpen - 1][c] += residual[u][c];
-        activate(open[kOpen - 1], p);
       }
+      if constexpr (EpilogueOf<Params>::kExists) activate(open[kOpen - 1], p);
       if (u32(i + u) < u32(strip.rows))
 #pragma unroll
         for (int c = 0; c < kColumns; c++)

@@ -361,11 +361,13 @@ struct FusedStore {
 template <int kRows, int kStep, class Params>
 __device__ __forceinline__ void store_rows(const Params& p, const float* from, int lane, float* to, i64 row_bytes) {
   if constexpr (EpilogueOf<Params>::kExists) {
-    // All residuals before the first store, so that the loads overlap.
-    float values[kRows];
-    const float* at = add_bytes(to, p.residual_bytes());
+    float values[kRows] = {};
+    if constexpr (EpilogueOf<Params>::kResidual) {
+      // All residuals before the first store, so that the loads overlap.
+      const float* at = add_bytes(to, p.residual_bytes());
 #pragma unroll
-    for (int row = 0; row < kRows; row++, at = add_bytes(at, row_bytes)) values[row] = p.residual ? *at : 0.f;
+      for (int row = 0; row < kRows; row++, at = add_bytes(at, row_bytes)) values[row] = p.residual ? *at : 0.f;
+    }
 #pragma unroll
     for (int row = 0; row < kRows; row++) values[row] += from[row * kStep + lane];
     activate(values, p);

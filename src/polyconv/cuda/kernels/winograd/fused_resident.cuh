@@ -158,7 +158,7 @@ struct ResidentStore {
       if (exists(n, first) && n * kStep * Tile::kThreadK < k_left) {
         float* at = to;
         float2 residual[Tile::kUnitsH];
-        if constexpr (EpilogueOf<Params>::kExists) {
+        if constexpr (EpilogueOf<Params>::kResidual) {
           // Before the first store, so that the loads overlap.
           const float* from = add_bytes(at, p.residual_bytes());
 #pragma unroll
@@ -169,8 +169,9 @@ struct ResidentStore {
         for (int row = 0; row < Tile::kUnitsH; row++) {
           const float* const from = mine + row * kAcross * Tile::kSlice + n * kStep * Tile::kUnits;
           float2 pair = *reinterpret_cast<const float2*>(from);
+          if constexpr (EpilogueOf<Params>::kResidual) pair.x += residual[row].x, pair.y += residual[row].y;
           if constexpr (EpilogueOf<Params>::kExists) {
-            float value[2] = {pair.x + residual[row].x, pair.y + residual[row].y};
+            float value[2] = {pair.x, pair.y};
             activate(value, p);
             pair = make_float2(value[0], value[1]);
           }

@@ -8,6 +8,7 @@ struct Call {
   i64 y_batch, y_channel, y_row, y_column;  // strides of y, or of its gradient (0 in an expanded tensor)
   i64 batch, height, width, out_height, out_width;
   cudaStream_t stream;
+  i64 activates;  // whether the forward pass applies the activation
 };
 
 constexpr i64 kWorkspace = 64 << 20;  // bytes

@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(128, 3) direct(const Call c) {
   for (int j = 0; j < 2 * kRows; j++) {
     const u32 m = first_m + j / 2;
     if (m < P::kM && n + j % 2 * P::kLanes < columns && column[j % 2].to)
-      column[j % 2].to[m * column[j % 2].step] = product.finished(m, sums[j % 2][j / 2]);
+      column[j % 2].to[m * column[j % 2].step] = activated(product.finished(m, sums[j % 2][j / 2]), c.activates);
   }
 }
 

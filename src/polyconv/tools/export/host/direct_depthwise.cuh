@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(256) direct_output(const Call c) {
       sum += c.w[i64(m) * kFilter + k * kKernelArea + tap] * read_x(c, from + in_x(c, 0, 0, y, x), y, x);
     }
   }
-  c.y[in_y(c, image, m, at.y, at.x)] = sum;
+  c.y[in_y(c, image, m, at.y, at.x)] = activated(sum, c.activates);
 }
 
 static const char* direct_forward(const Call& c) {

@@ -136,7 +136,7 @@ static const char* on_tensor_cores(const Call& c, const Direction& d, const Othe
 
   Fp16x3GemmParams g{};
   g.v = f.v, g.u = t.u, g.largest_sources = of_images, g.largest_filters = of_filters;
-  g.bias = c.bias, g.written = c.y, g.behind = m;
+  g.bias = c.bias, g.written = c.y, g.behind = m, g.activates = c.activates;
   g.written_channel = c.out_height * c.out_width, g.written_batch = kGroups * d.outputs * g.written_channel;
   g.written_row = int(c.out_width);
   g.headroom_sources = kHeadroomSources, g.headroom_filters = kHeadroomFilters;

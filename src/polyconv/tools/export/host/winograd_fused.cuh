@@ -30,6 +30,7 @@ static const char* fused_correlation(const Call& c, const Direction& d, void (*k
   const i64 splits = ceil_div(k_tiles, each);
   FusedParams p{};
   p.source = c.x, p.weights = c.workspace, p.bias = c.bias, p.written = c.y;
+  p.activates = c.activates;
   p.source_batch = c.x_batch, p.source_channel = c.x_channel;
   p.source_row = int(c.x_row), p.source_column = int(c.x_column);
   p.written_batch = c.y_batch, p.written_channel = c.y_channel;

@@ -76,7 +76,7 @@ static const char* separable(const Call& c, const Direction& d) {
   const i64 stretch_columns = stretch_units * kLatticesW, stretch = stretch_columns * W::kOutputs;
   const i64 lines = min(i64(d.outputs), max(1ll, 128 / (W::kTiles * stretch_columns)));
   const i64 line_blocks = ceil_div(d.outputs, lines), stretches = ceil_div(units, stretch_units);
-  i.y = g.y, i.bias = c.bias, i.written = c.y;
+  i.y = g.y, i.bias = c.bias, i.written = c.y, i.activates = c.activates;
   i.written_batch = c.y_batch, i.written_channel = c.y_channel;
   i.written_row = int(c.out_width), i.outputs = d.outputs, i.outputs_w = W::kOutputs, i.parts = W::kTiles;
   i.lines = int(lines), i.stretch_columns = int(stretch_columns);
