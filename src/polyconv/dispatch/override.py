@@ -288,8 +288,9 @@ def per_axis(w: Tensor, args: Sequence[Any]) -> Arguments:
     arguments, rank = Arguments(*args), w.dim() - 2
     if len(arguments.padding) == rank:
         return arguments
-    lists = {name: numbers for name, numbers in arguments._asdict().items() if isinstance(numbers, (list, tuple))}
-    return arguments._replace(**{name: [*numbers] * rank for name, numbers in lists.items() if len(numbers) == 1})
+    given: dict[str, Any] = arguments._asdict()
+    single = {name: one for name, one in given.items() if isinstance(one, (list, tuple)) and len(one) == 1}
+    return Arguments(**given | {name: [*one] * rank for name, one in single.items()})
 
 
 def takes(x: Tensor, w: Tensor, arguments: Arguments) -> bool:
