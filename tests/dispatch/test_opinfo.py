@@ -77,7 +77,8 @@ class Verdict(NamedTuple):
     within: int
     """Results within OpInfo's tolerance of PyTorch's; for these operators on the CPU it is that of the dtype."""
     accurate: int
-    """The others, if at least as close to the float64 result as PyTorch's, or within polyconv's tolerance of it."""
+    """The others, if at least as close to the float64 result as PyTorch's, or within polyconv's tolerance of it, or
+    within a unit in the last place of the largest element."""
 
 
 def results(op: Any, sample: Any, dy: Tensor | None = None) -> tuple[list[Tensor], Tensor]:
@@ -127,7 +128,8 @@ def verdict(name: str, dtype: torch.dtype, forced: bool) -> Verdict:
                 count["within"] += 1
                 continue
             error, bound = (float((each.to(true.dtype) - true).abs().max()) for each in (one, other))
-            tolerance = (1e-6 if forced else 1e-4) * float(true.abs().max())
+            relative = max(1e-6 if forced else 1e-4, torch.finfo(dtype).eps)  # or a unit in the last place
+            tolerance = relative * float(true.abs().max())
             count["accurate"] += is_close(one, true.to(dtype)) or error <= max(bound, tolerance)
     return Verdict(**{field: count[field] for field in Verdict._fields})
 
