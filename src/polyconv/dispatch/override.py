@@ -278,8 +278,12 @@ def per_axis(w: Tensor, args: Sequence[Any]) -> Arguments:
     arguments, rank = Arguments(*args), w.dim() - 2
     if len(arguments.padding) == rank:
         return arguments
-    lists = {name: numbers for name, numbers in arguments._asdict().items() if isinstance(numbers, (list, tuple))}
-    return arguments._replace(**{name: [*numbers] * rank for name, numbers in lists.items() if len(numbers) == 1})
+    given: dict[str, Any] = arguments._asdict()
+    single = {
+        name: numbers for name, numbers in given.items() if isinstance(numbers, (list, tuple)) and len(numbers) == 1
+    }
+    repeated: dict[str, Any] = {name: [*numbers] * rank for name, numbers in single.items()}
+    return arguments._replace(**repeated)
 
 
 def takes(x: Tensor, w: Tensor, arguments: Arguments) -> bool:
