@@ -10,6 +10,7 @@ from torch.nn import functional as F
 import polyconv
 from fake_cuda import PretendedGpu
 from polyconv.dispatch import override
+from polyconv.dispatch.op import CONV2D
 
 from .comparing import assert_near, exact_step, ours, passes, replaced_on, small_network, step
 
@@ -67,6 +68,26 @@ def test_in_a_region_of_autocast(gpu: PretendedGpu, dtype: torch.dtype) -> None:
     assert names(gpu)
     exact = F.conv2d(x.to(dtype).double(), w.to(dtype).double())
     assert_near({"y": y.float()}, {"y": exact}, tolerance=8 * torch.finfo(dtype).eps)
+
+
+def test_autocast_is_pytorchs_own_where_a_layer_is_left_to_it(
+    gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replaced layer calls PyTorch's convolution on the tensors as they are, which autocast casts."""
+    calls: list[torch.dtype] = []
+
+    def recorded(x: Tensor, *_: object) -> Tensor:
+        calls.append(x.dtype)
+        return x
+
+    monkeypatch.setattr(CONV2D, "aten", recorded)
+    conv, x = nn.Conv2d(64, 64, 1).cuda(), torch.randn(1, 64, 8, 8).cuda()
+    polyconv.replace(conv)
+    for _ in range(3):
+        with torch.autocast("cuda", torch.float16), torch.no_grad():
+            conv(x)
+    assert calls == 3 * [torch.float32]
+    assert not names(gpu)
 
 
 @pytest.mark.parametrize("rank", PATCHES)
