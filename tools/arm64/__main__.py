@@ -106,6 +106,7 @@ def _assemble(scratch: Path) -> None:
         run([*compiler, "-o", str(empty / name)])
     processors = range(os.cpu_count() or 1)
     files = {f"sys/devices/system/cpu/{name}": f"0-{processors[-1]}\n" for name in ("possible", "present")}
+    files["sys/devices/system/cpu/cpu0/regs/identification/midr_el1"] = "0x00000000413fd0c1\n"
     files["proc/cpuinfo"] = "".join(map(_CPUINFO.format, processors))
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
