@@ -217,6 +217,12 @@ NONSENSE = [
     "calibrate --only nonsense",
     "calibrate --most nan",
     "calibrate --most -1",
+    # ---- bundle
+    "bundle",
+    "bundle nonsense",
+    "bundle digest",
+    "bundle digest MISSING",
+    "bundle wheel FILE --name kernels",
     # ---- cache
     "cache nonsense",
     "cache --older-than 1d",

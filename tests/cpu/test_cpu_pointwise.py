@@ -160,7 +160,10 @@ def test_refusals() -> None:
     assert "channels_last" in why_not(Problem.make("fprop", (1, 8, 9, 9), (16, 8, 1, 1)))
     assert why_not(Problem.make("fprop", (1, 8, 9, 9), (16, 8, 3, 3), padding=(1, 1, 1, 1)).channels_last()) == ""
     assert "33x32" in why_not(Problem.make("fprop", (1, 8, 40, 40), (16, 8, 33, 32)).channels_last())
-    assert "float16" in why_not(replace(taken, dtype="float16"))
+    assert "float64" in why_not(replace(taken, dtype="float64"))
+    assert why_not(replace(taken, dtype="float16")) == ""
+    wide = Problem.make("fprop", (1, 8, 9, 9), (16, 8, 3, 3)).channels_last()
+    assert "1x1 convolutions" in why_not(replace(wide, dtype="float16"))
     x, w, y = torch.zeros(1, 8, 9, 9), torch.zeros(16, 8, 1, 1), placed((1, 16, 9, 9), False)
     with pytest.raises(RuntimeError, match="channels_last"):
         torch.ops.polyconv_cpu.convolve(x, w, None, y, [1, 1, 0, 0, 1, 1, 1, 0], PLAN, None)

@@ -315,11 +315,11 @@ def test_predicted_bounds_are_the_counted_ones(name: str) -> None:
     assert predicted_ms == pytest.approx(sum(one.bound_ms for one in counted), rel=0.15)
 
 
-def test_an_exported_file_holds_no_epilogue() -> None:
+def test_an_exported_file_adds_no_residual_and_holds_no_unused_epilogue() -> None:
     model = convolution_model((1, 8, 9, 9), in_channels=8, out_channels=8, kernel_size=3)
     layer = model.layers[0]
-    with pytest.raises(ExportError, match="activation or a residual"):
-        exported_file(replace(model, layers=(replace(layer, problem=replace(layer.problem, activation=RELU)),)), V100)
+    with pytest.raises(ExportError, match="would add a residual"):
+        exported_file(replace(model, layers=(replace(layer, problem=replace(layer.problem, residual=True)),)), V100)
     text = exported_file(model, V100)
     assert "_epilogue(const __grid_constant__" not in text
     assert "kernel_with_epilogue" not in text

@@ -130,7 +130,7 @@ def test_copies_in_float32_are_charged_and_not_timed() -> None:
 
 
 def test_where_pytorch_may_fail_it_is_no_candidate() -> None:
-    large = replace(problem_of("kb63"), batch=17)
+    large = replace(Problem.make("fprop", (1, 16, 12000, 12000), (16, 16, 3, 3)), torch_format=TF32)
     plan = chosen(large, DEVICES["h100"], prefer=Preference(ATEN))
     assert plan.choice != ATEN
     assert "PyTorch's kernels may count elements in 32 bits" in plan.explain()

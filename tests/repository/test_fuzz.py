@@ -119,7 +119,7 @@ def test_cases_are_counted_by_part_and_number(parts: Path) -> None:
 
 def test_time_is_shared_between_parts(parts: Path) -> None:
     begun = time.monotonic()
-    printed = run(parts, "harmless", "wrong", "--seconds", 2, status=1)
+    printed = run(parts, "harmless", "wrong", "--seconds", 4, status=1)
     assert time.monotonic() - begun < 30
     assert figures(printed, "harmless")[0] > 10
 

@@ -119,7 +119,7 @@ def prepare(problem: Problem, device: torch.device, *, inference: bool, gradient
     lowering = lower(problem, name)
     if lowering is not None:
         alike = isinstance(lowering, (Signal, Widened))  # ATen takes the tensors as they are
-        later = [part for each in gradients if alike for part in _step(each, name)]
+        later = [part for each in gradients for part in _step(each, name)] if alike else []
         parts = {part: prepare(part, device, inference=inference, gradients=later) for part in lowering.problems}
         run = lowering.adapt({part: prepared.run for part, prepared in parts.items()})
         if isinstance(lowering, Widened) and all(prepared.is_atens for prepared in parts.values()):

@@ -198,7 +198,8 @@ def chosen(
     if not problem.torch_format:
         return planned(problem, device, workspace, prefer)
     problem = replace(problem, torch_format=format_on(device, problem.torch_format))
-    ours = planned(replace(problem, torch_format=""), device, workspace, prefer)
+    of_ours = None if prefer is None or prefer.name == ATEN else prefer
+    ours = planned(replace(problem, torch_format=""), device, workspace, of_ours)
     mine, theirs = own_us(ours, problem, device), expected_us(problem, device)
     both = (
         f"modelled {mine:.0f} us, and {theirs:.0f} expected of PyTorch in {problem.torch_format} "
@@ -223,7 +224,7 @@ def chosen(
 
 def why_not_aten(problem: Problem, device: CudaDevice) -> str | None:
     """Why PyTorch's convolution is no candidate: where it may fail, or would run on copies. None if it is one."""
-    if max(map(prod, (problem.x_shape, problem.w_shape, problem.y_shape))) >= 2**31:
+    if max(map(prod, (problem.x_shape[1:], problem.w_shape, problem.y_shape[1:]))) >= 2**31:  # it splits batches
         return "PyTorch's kernels may count elements in 32 bits"
     if problem.torch_format == "bfloat16" and gpu_arch.capability(device.arch) < 80:
         return f"cuDNN may have no kernel for bfloat16 on {device.name}"
