@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 SDIST_LIMIT = 2_300_000
 """Size limit [bytes]: sources, golden record and profiles are smaller; anything above slipped in."""
 
-WHEEL_LIMIT = 4 * 2**20
+WHEEL_LIMIT = 4_400_000
 """Size limit of a wheel [bytes]."""
 
 SDIST_HAS = (
