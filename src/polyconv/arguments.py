@@ -27,8 +27,8 @@ PADDING_MODES = tuple(mode.value for mode in PaddingMode)
 Policy = Literal["auto", "own"]
 """Choice between polyconv's kernels and PyTorch's convolution on a GPU, see :func:`polyconv.replace`."""
 EITHER = "+torch"
-"""Suffix of a padding mode: on a GPU PyTorch's convolution may run instead of a kernel. It has no argument of its own,
-because saved graphs hold the arguments of the operators by position."""
+"""Suffix of a padding mode that permits passthrough on a GPU: the plan may be PyTorch's convolution. Operators have no
+argument for it, because saved graphs store the arguments of operators by position."""
 
 
 class Geometry(NamedTuple):
@@ -40,7 +40,7 @@ class Geometry(NamedTuple):
     dilation: Extents = (1, 1)
     groups: int = 1
     padding_mode: str = "zeros"
-    """Perhaps with :data:`EITHER`, or with the format that this stands for: ``zeros+TF32``."""
+    """May end with :data:`EITHER`, or with the format in which PyTorch would compute: ``zeros+TF32``."""
     tolerance: float | None = None
     """Error budget; None means that of :func:`polyconv.set_tolerance`."""
 
@@ -54,7 +54,7 @@ class Geometry(NamedTuple):
         """Format in which PyTorch convolves float32 tensors, if its convolution may run on a GPU; else empty."""
         return self.padding_mode.partition("+")[2]
 
-    def or_torchs(self, policy: str | None) -> Geometry:
+    def under_policy(self, policy: str | None) -> Geometry:
         """The geometry of a call under a policy: with ``"auto"``, PyTorch's convolution may run on a GPU."""
         return self._replace(padding_mode=self.padding_mode + EITHER) if policy == "auto" else self
 

@@ -227,7 +227,7 @@ def test_a_wrong_policy_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "allowed", "layer", "told"),
+    ("name", "allowed", "layer", "layer_class"),
     [
         ("h100", True, dense, "1x1 layers"),
         ("h100", True, depthwise, ""),
@@ -235,8 +235,8 @@ def test_a_wrong_policy_is_named() -> None:
         ("v100", True, dense, ""),
     ],
 )
-def test_where_tf32_is_faster_is_told_layer_by_layer(
-    name: str, allowed: bool, layer: Any, told: str, monkeypatch: pytest.MonkeyPatch
+def test_a_warning_names_the_class_of_layers_where_tf32_is_faster(
+    name: str, allowed: bool, layer: Any, layer_class: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(warn_once, "_said", {})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: DEVICES[name])
@@ -252,6 +252,6 @@ def test_where_tf32_is_faster_is_told_layer_by_layer(
         )
         for _ in range(2):
             prepare.tell_if_behind(problem, torch.device("cpu"))
-    words = [str(one.message) for one in caught]
-    assert len(words) == bool(told)
-    assert all(told in text and gpu.device.name in text and "TF32" in text for text in words)
+    messages = [str(warning.message) for warning in caught]
+    assert len(messages) == bool(layer_class)
+    assert all(layer_class in text and gpu.device.name in text and "TF32" in text for text in messages)

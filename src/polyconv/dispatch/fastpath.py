@@ -208,9 +208,9 @@ def _described(
     """Problem of a call, layout of its output, and its geometry. Raises if the arguments do not fit."""
     if op.transposed:
         settled, layout = transposed_layout(op.rank, x, w, bias, *args, tolerance)
-        geometry = geometry_of(*settled.or_torchs(policy))
+        geometry = geometry_of(*settled.under_policy(policy))
         return *dgrad_problem(*describe_dgrad(x, w, layout, bias, geometry)), geometry
-    geometry = geometry_of(*normalise(w.shape[2:], *args, tolerance, rank=op.rank).or_torchs(policy))
+    geometry = geometry_of(*normalise(w.shape[2:], *args, tolerance, rank=op.rank).under_policy(policy))
     description = describe_fprop(x, w, bias, residual, activation_name(activation), frozen, geometry)
     problem, layout = fprop_problem(*description)
     if residual is not None:

@@ -60,7 +60,7 @@ def _forward(
     geometry, applied = normalise(w.shape[2:], *args, tolerance, rank=op.rank), activation_name(activation)
     if to_onnx():
         return written_in_aten(op.aten, x, w, bias, residual, applied, geometry)
-    return fprop(x, w, bias, *geometry.or_torchs(policy), residual, applied)
+    return fprop(x, w, bias, *geometry.under_policy(policy), residual, applied)
 
 
 def _transposed(
@@ -74,7 +74,7 @@ def _transposed(
         sizes = {name: per_axis(name, value, op.rank) for name, value in names.items()}
         return transposed(x, w, bias, **sizes, groups=groups, tolerance=tolerance)
     geometry, (size, channels_last) = transposed_layout(op.rank, x, w, bias, *args, tolerance)
-    return dgrad(x, w, size, channels_last, *geometry.or_torchs(policy), bias)
+    return dgrad(x, w, size, channels_last, *geometry.under_policy(policy), bias)
 
 
 def _announced(

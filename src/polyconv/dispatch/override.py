@@ -313,10 +313,10 @@ def settled(x: Tensor, w: Tensor, bias: Tensor | None, arguments: Arguments) -> 
     if transposed:
         given = tuple(stride), tuple(padding), tuple(output_padding), groups, tuple(dilation), None
         settled, layout = transposed_layout(w.dim() - 2, x, w, bias, *given)
-        return geometry_of(*settled.or_torchs(_policy())), layout
+        return geometry_of(*settled.under_policy(_policy())), layout
     moves = tuple(stride), tuple(padding), tuple(dilation)
     geometry = normalise(w.shape[2:], *moves, groups, "zeros", None, rank=w.dim() - 2)
-    return geometry_of(*geometry.or_torchs(_policy())), None
+    return geometry_of(*geometry.under_policy(_policy())), None
 
 
 def _plan_forward(

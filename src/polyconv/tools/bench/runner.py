@@ -91,8 +91,12 @@ def worker(preload: Sequence[str] = ()) -> ProcessPoolExecutor:
     context = get_context("forkserver")
     if preload:
         context.set_forkserver_preload(list(preload))
-    isa = native.instruction_set() if native.is_available() else ""
-    return ProcessPoolExecutor(1, context, _begin, (isa,))
+    return ProcessPoolExecutor(1, context, _begin, (instruction_set(),))
+
+
+def instruction_set() -> str:
+    """Instruction set of the native kernels, which workers then use; empty without native kernels."""
+    return native.instruction_set() if native.is_available() else ""
 
 
 def _begin(isa: str) -> None:

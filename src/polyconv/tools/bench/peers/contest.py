@@ -25,13 +25,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ....cpu import native
 from ....measure.environment import for_any_library
 from ....measure.timing import FEWEST_ROUNDS
 from ..ab_compare import difference
 from ..cases import Case, Cases, Mode, Peer
 from ..model_zoo import Network
-from ..runner import Contest, worker
+from ..runner import Contest, instruction_set, worker
 from .contenders import EXPORTED, INPUT, NETWORK, Job, RefusedError, eager, export, names, refusal
 from .rows import Entry, PeerRow, key
 
@@ -57,8 +56,7 @@ def contests(networks: Sequence[Network], cases: Cases, peers: Sequence[Peer]) -
 def measured(network: Network, case: Case, peers: Sequence[Peer], repeats: int) -> PeerRow:
     with TemporaryDirectory() as folder, ExitStack() as stack:
         (Path(folder) / NETWORK).write_bytes(pickle.dumps(network))
-        isa = native.instruction_set() if native.is_available() else ""
-        jobs = [Job(name, case, Path(folder), isa) for name in names(peers, len(network.image) - 1)]
+        jobs = [Job(name, case, Path(folder), instruction_set()) for name in names(peers, len(network.image) - 1)]
         seconds, not_exported = _prepare(jobs)
         contenders = []
         for number, job in enumerate(jobs):
