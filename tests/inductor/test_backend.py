@@ -21,7 +21,8 @@ from polyconv import settings
 from polyconv.autotune.tuning_file import Entry, load
 from polyconv.cpu import native
 from polyconv.cpu.plan import CpuCandidate
-from polyconv.inductor import aoti, backend, choice, private, swap
+from polyconv.inductor import aoti, backend, choice, graph_pass, private, swap
+from polyconv.inductor.layer import LAYER, RESIDUAL, operator, overwrites_residual
 from polyconv.runtime import warn_once
 
 pytestmark = pytest.mark.skipif(private.missing() is not None or not native.is_available(), reason="needs Inductor")
@@ -162,7 +163,81 @@ def test_a_value_that_is_read_twice_is_not_fused() -> None:
     agree(torch.compile(model, backend="polyconv", options=QUICK), model, torch.randn(1, 8, 8, 8))
 
 
+class Branches(nn.Module):
+    """1x1 convolutions with residuals. The residual of the first may also be read elsewhere."""
+
+    def __init__(self, read: str) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(16, 16, 1) for _ in range(6))
+        self.read = read
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        a, b, c, d, e, f = self.layers
+        first = a(x)
+        second = c(b(first.relu() if self.read == "simple operator" else first)) + first
+        third = e(d(second)) + second
+        others = {"later layer": lambda: [f(first)], "output": lambda: [first], "itself": lambda: [f(third) + third]}
+        return third, *others.get(self.read, list)()
+
+
 @pytest.mark.usefixtures("_ours")
+def test_a_residual_that_is_read_no_more_is_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By generated C++. Tiny weights are not multiplied in place."""
+    overwritten: list[bool] = []
+    decide = graph_pass._overwrite_residuals
+
+    def noting(graph: torch.fx.Graph) -> None:
+        decide(graph)
+        calls: Any = graph.find_nodes(op="call_function", target=operator())
+        overwritten.extend(overwrites_residual(each.args[LAYER]) for each in calls if each.args[RESIDUAL] is not None)
+
+    tried = choice._candidates
+    monkeypatch.setattr(graph_pass, "_overwrite_residuals", noting)
+    monkeypatch.setattr(choice, "_candidates", lambda of, _: [one for one in tried(of, _) if "pointwise" in one.name])
+    expected = {
+        "": [True, True],
+        "tiny weights": [True, True],
+        "later layer": [False, True],
+        "output": [False, True],
+        "simple operator": [False, True],
+        "itself": [True, True, False],
+    }
+    for read, found in expected.items():
+        overwritten.clear()
+        model, x = Branches(read).eval(), torch.randn(2, 16, 9, 7)
+        if read == "tiny weights":
+            model.layers[2].weight.data *= 1e-30
+        compiled = torch.compile(model, backend="polyconv")
+        with torch.no_grad():
+            wanted = copy.deepcopy(model).double()(x.double())
+            for _ in range(2):
+                torch.testing.assert_close(compiled(x), wanted, atol=1e-4, rtol=1e-4, check_dtype=False)
+        assert overwritten == found, read
+
+
+@pytest.mark.parametrize("factors", [(2, 2), (3, 1)])
+@pytest.mark.usefixtures("_ours")
+def test_pixels_are_shuffled_in_channels_last(factors: tuple[int, int]) -> None:
+    class Shuffled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            rows, columns = factors
+            self.first, self.last = nn.Conv2d(8, 5 * rows * columns, 3, padding=1), nn.Conv2d(5, 3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.first(x).relu()
+            (n, _, h, w), (rows, columns) = y.shape, factors
+            blocks = y.reshape(n, 5, rows, columns, h, w).permute(0, 1, 4, 2, 5, 3)
+            return self.last(blocks.reshape(n, 5, h * rows, w * columns))
+
+    model, x = Shuffled().eval(), torch.randn(2, 8, 9, 7)
+    compiled = torch.compile(model, backend="polyconv", options=QUICK)
+    with torch.no_grad():
+        _, (code, *_) = run_and_get_code(compiled, x)
+    assert "_polyconv_bias_1" in code
+    agree(compiled, model, x)
+
+
 class Dense(nn.Module):
     """Layers that read all earlier ones: concatenation, batch normalisation and ReLU in front of a 1x1 convolution."""
 
@@ -275,6 +350,9 @@ def test_the_more_accurate_of_two_equals_is_chosen() -> None:
     for seconds, chosen in ((1.04, "F(4,3)"), (1.1, "F(6,3)")):
         best = {"F(6,3)": 1.0, "F(4,3)": seconds, choice.ONEDNN: 2.0}
         assert choice._most_accurate("F(6,3)", best, able) == chosen
+    able["direct"] = CpuCandidate("engine", "direct", error=1e-5, direct=True)
+    best = {"F(6,3)": 1.0, "F(4,3)": 1.0, "direct": 1.05, choice.ONEDNN: 2.0}
+    assert choice._most_accurate("F(6,3)", best, able) == "direct"
 
 
 @pytest.mark.usefixtures("_ours")

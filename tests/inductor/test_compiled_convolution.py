@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from polyconv import activation
 from polyconv.activation import Activation
 from polyconv.cpu import native, planner
+from polyconv.cpu.engines import pointwise
 from polyconv.cpu.plan import CpuCandidate
 from polyconv.inductor import chain, choice
 from polyconv.inductor import layer as layers
@@ -194,6 +195,17 @@ def test_joined_inputs_that_do_not_fit_raise() -> None:
     ):
         with pytest.raises(RuntimeError, match=said):
             run(inputs, weights, None, None, factors, rest)
+
+
+def test_operators_return_new_tensors() -> None:
+    """Only generated code lets a layer write over its residual."""
+    x, w, other = channels_last((2, 40, 7, 5)), torch.randn(24, 40, 1, 1), channels_last((2, 24, 7, 5))
+    layer = a_layer(x, w, None, True, Activation.RELU, 1, **UNIT)
+    one = next(each for each in kernels(layer) if each.engine == pointwise.NAME)
+    numbers = layer.numbers(one)
+    numbers[layers.FLAGS] |= layers.OVERWRITES
+    made = layers.operator()([x], layer.weights_for(one), None, other, None, numbers)
+    assert made.data_ptr() != other.data_ptr()
 
 
 def test_opcheck() -> None:

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -18,6 +19,7 @@
 #include "common/caches.h"
 #include "common/integers.h"
 #include "common/memory.h"
+#include "common/output_pool.h"
 #include "depthwise/depthwise.h"
 #include "pointwise/pointwise.h"
 
@@ -35,11 +37,14 @@ struct Layer {
   int64_t top, bottom, left, right;
   int64_t dilation_h, dilation_w;
   int64_t groups, border, activation;
-  int64_t clamped;          // whether a joined input is clamped at zero
+  int64_t flags;            // see kClamped and kOverwrites
   int64_t instruction_set;  // that the weights are packed for
 };
-constexpr std::size_t kNumbers = sizeof(Layer) / sizeof(int64_t);
+constexpr std::size_t kNumbers = sizeof(Layer) / sizeof(int64_t), kFlags = offsetof(Layer, flags) / sizeof(int64_t);
 static_assert(kNumbers == 19);
+
+// Flags of a layer: a joined input is clamped at zero; the output may replace the residual, which is read no more.
+constexpr int64_t kClamped = 1, kOverwrites = 2;
 
 int64_t Outputs(int64_t extent, int64_t before, int64_t after, int64_t taps, int64_t stride, int64_t dilation) {
   const int64_t room = extent + before + after - dilation * (taps - 1) - 1;
@@ -54,18 +59,49 @@ struct DeleteTensor {
 };
 using OwnedTensor = std::unique_ptr<AtenTensorOpaque, DeleteTensor>;
 
-// Uninitialised tensor in channels_last.
+// Uninitialised tensor in channels_last. A large one is on pooled memory.
 OwnedTensor EmptyChannelsLast(int64_t batch, int64_t channels, int64_t height, int64_t width) {
   const int64_t sizes[] = {batch, channels, height, width};
   const int64_t strides[] = {height * width * channels, 1, width * channels, channels};
   static const int32_t dtype = aoti_torch_dtype_float32(), device = aoti_torch_device_type_cpu();
   Handle made;
+#if TORCH_FEATURE_VERSION >= TORCH_VERSION_2_11_0
+  const std::size_t bytes = sizeof(float) * batch * strides[0];
+  if (void* block = bytes >= kSmallestBlock ? TakeOutputBlock(bytes) : nullptr; block != nullptr) {
+    const Tensor y =
+        torch::stable::from_blob(block, sizes, strides, torch::stable::Device(torch::headeronly::DeviceType::CPU),
+                                 torch::headeronly::ScalarType::Float, &ReturnOutputBlock);
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(y.get(), &made));
+    return OwnedTensor(made);
+  }
+#endif
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(4, sizes, strides, dtype, device, 0, &made));
   return OwnedTensor(made);
 }
 
 std::optional<View> Given(const Handle* tensor) {
   return tensor == nullptr ? std::nullopt : std::optional<View>(*tensor);
+}
+
+// Tensor for the output of a layer: the residual if it may be overwritten, which saves reading new memory into the
+// caches. Not of tiny operands, whose sums are stored before the residual is added.
+OwnedTensor OutputOf(const Layer& l, const View& x, const View& weights, int64_t height, int64_t width,
+                     const Handle* residual) {
+  if ((l.flags & kOverwrites) != 0 && !MayBeTiny(x) && !MayBeTiny(weights)) {
+    Require(residual != nullptr && l.engine == static_cast<int64_t>(Lanes::kPointwise),
+            "only pointwise layers with a residual overwrite it");
+    const View y(*residual);
+    const int64_t sizes[] = {x.size(0), l.outputs, height, width};
+    const int64_t strides[] = {height * width * l.outputs, 1, width * l.outputs, l.outputs};
+    bool fits = y.dim() == 4;
+    for (int axis = 0; fits && axis < 4; axis++) fits = y.size(axis) == sizes[axis] && y.stride(axis) == strides[axis];
+    if (fits) {
+      Handle made;
+      STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(*residual, &made));
+      return OwnedTensor(made);
+    }
+  }
+  return EmptyChannelsLast(x.size(0), l.outputs, height, width);
 }
 
 // Layers of which each reads only what the one before it writes. A few rows of each are computed at a time, so that
@@ -243,17 +279,17 @@ class Chain {
   const float *weights_end_, *bias_end_;
 };
 
-OwnedTensor RunChain(const View& x, const View& weights, const View& bias, const std::optional<View>& residual,
-                     const Layer* layers, std::size_t count, double a, double b) {
+OwnedTensor RunChain(const View& x, const View& weights, const View& bias, const Handle* residual, const Layer* layers,
+                     std::size_t count, double a, double b) {
   std::optional<FloatControl> flush;
   if (!MayBeTiny(x) && !MayBeTiny(weights)) flush.emplace();  // tensors between the layers cannot be scaled
   const Chain chain(x, weights.const_data_ptr<float>(), bias.const_data_ptr<float>(), layers, count, a, b);
   Require(chain.weights_end() == weights.const_data_ptr<float>() + weights.numel() &&
               chain.bias_end() == bias.const_data_ptr<float>() + bias.numel(),
           "the weights do not fit the chain");
-  OwnedTensor made = EmptyChannelsLast(x.size(0), layers[count - 1].outputs, chain.height(), chain.width());
+  OwnedTensor made = OutputOf(layers[count - 1], x, weights, chain.height(), chain.width(), residual);
   const View y(made.get());
-  const auto epilogue = ReadEpilogue<float>(residual, layers[count - 1].activation, a, b, y);
+  const auto epilogue = ReadEpilogue<float>(Given(residual), layers[count - 1].activation, a, b, y);
   AdviseHugePages(y.mutable_data_ptr<float>(), static_cast<std::size_t>(y.numel()) * sizeof(float));
   if (y.numel() > 0) chain.Run(y.mutable_data_ptr<float>(), epilogue.residual);
   return made;
@@ -283,7 +319,7 @@ void ConvolveJoined(const Layer& l, const Handle* inputs, int64_t count, const V
   conv.bias = bias.has_value() ? bias->const_data_ptr<float>() : nullptr;
   conv.epilogue = epilogue;
   const float* scale = normalisation.const_data_ptr<float>();
-  const float least = l.clamped != 0 ? 0.0f : -std::numeric_limits<float>::infinity();
+  const float least = (l.flags & kClamped) != 0 ? 0.0f : -std::numeric_limits<float>::infinity();
   FindJoined(TheSet())(conv, {parts, scale, scale + channels, least}, weights.const_data_ptr<float>(), TheRuntime());
 }
 
@@ -306,14 +342,14 @@ void CompiledConvolution(const Handle* inputs, int64_t input_count, Handle weigh
   if (layers.size() > 1) {
     Require(normalisation == nullptr && bias != nullptr && x.stride(1) == 1,
             "a chain has biases, and one input, which is in channels_last");
-    *result = RunChain(x, weights, View(*bias), Given(residual), layers.data(), layers.size(), a, b).release();
+    *result = RunChain(x, weights, View(*bias), residual, layers.data(), layers.size(), a, b).release();
     return;
   }
   const Geometry geometry =
       ReadGeometry(std::array{l.stride_h, l.stride_w, l.top, l.left, l.dilation_h, l.dilation_w, l.groups, l.border});
   const int64_t height = Outputs(x.size(2), l.top, l.bottom, l.taps_h, l.stride_h, l.dilation_h);
   const int64_t width = Outputs(x.size(3), l.left, l.right, l.taps_w, l.stride_w, l.dilation_w);
-  OwnedTensor made = EmptyChannelsLast(x.size(0), l.outputs, height, width);
+  OwnedTensor made = OutputOf(l, x, weights, height, width, residual);
   const View y(made.get());
   const Epilogue<float> epilogue = ReadEpilogue<float>(Given(residual), l.activation, a, b, y);
   const int64_t sizes[] = {l.outputs, l.inputs, l.taps_h, l.taps_w};
@@ -338,9 +374,12 @@ Tensor CompiledConvolutionOp(const std::vector<Tensor>& inputs, const Tensor& we
   const auto handle = [](const std::optional<Tensor>& tensor) { return tensor.has_value() ? tensor->get() : nullptr; };
   const Handle given[] = {handle(bias), handle(residual), handle(normalisation)};
   const auto at = [&](int i) { return given[i] == nullptr ? nullptr : &given[i]; };
+  std::vector<int64_t> layers = numbers;
+  for (std::size_t i = kFlags; i < layers.size(); i += kNumbers)
+    layers[i] &= ~kOverwrites;  // operators return new tensors
   Handle y;
   CompiledConvolution(handles.data(), static_cast<int64_t>(handles.size()), weights.get(), at(0), at(1), at(2),
-                      numbers.data(), static_cast<int64_t>(numbers.size()), a, b, &y);
+                      layers.data(), static_cast<int64_t>(layers.size()), a, b, &y);
   return Tensor(y);
 }
 

@@ -141,8 +141,7 @@ Tensor EmptyOutputOp(const Tensor& like, const std::vector<int64_t>& sizes, cons
   int64_t count = 1;
   for (const int64_t size : sizes) count *= std::max<int64_t>(size, 1);
   const std::size_t bytes = static_cast<std::size_t>(count) * like.element_size();
-  constexpr std::size_t kSmallest = std::size_t{16} << 20;  // below this torch's allocator is as fast
-  void* block = bytes >= kSmallest ? TakeOutputBlock(bytes) : nullptr;
+  void* block = bytes >= kSmallestBlock ? TakeOutputBlock(bytes) : nullptr;
   if (block == nullptr) return torch::stable::new_empty(like, {0});
   return torch::stable::from_blob(block, sizes, strides, like.device(), like.scalar_type(), &ReturnOutputBlock);
 }

@@ -8,6 +8,9 @@
 
 namespace polyconv {
 
+// Size from which a block is worth pooling: below it torch's allocator is as fast.
+inline constexpr std::size_t kSmallestBlock = std::size_t{16} << 20;
+
 // Returns null if the block exceeds the pool's limit; the caller then allocates with torch.
 void* TakeOutputBlock(std::size_t bytes);
 void ReturnOutputBlock(void* block);

@@ -91,7 +91,9 @@ struct TileProducts {
   int lanes;              // output channels of the last vector
   bool first, last;       // whether these are the first or last terms
   const float* weights;   // [term][vector][lane]
-  const float* ahead;     // what is needed next: one cache line is prefetched per term
+  const float* ahead;     // the next tile's input: one cache line is prefetched per term
+  const float* later;     // the next weights, of which each tile prefetches its share
+  int pace;               // floats of them per term
   float* sums;            // of earlier terms, and for FinishLater: [pixel][vector][lane]
   const float* bias;      // null: none
 };
@@ -113,6 +115,15 @@ template <Activate kActivate, bool kResidual>
 inline constexpr bool kIsShort<Finisher<kActivate, kResidual>> =
     kActivate == Activate::kNone || kActivate == Activate::kClamp;
 
+// Fetches the residual of a vector, which is added at the end of a tile: by then the tiles of other panels have moved it
+// out of the caches, and the sums would wait for it.
+template <class Finish>
+HWY_INLINE void PrefetchResidual(const Finish&, const float*) {}
+template <Activate kActivate>
+HWY_INLINE void PrefetchResidual(const Finisher<kActivate, true>& finish, const float* target) {
+  hwy::Prefetch(finish.epilogue.residual + (target - finish.y));
+}
+
 // Stands for an epilogue that is applied to the stored sums, because it is too long to be repeated for every vector.
 struct FinishLater {};
 
@@ -125,8 +136,18 @@ HWY_NOINLINE void SumTile(const TileProducts& op, const Finish& finish) {
     POLYCONV_UNROLL
     for (int v = 0; v < kVectors; v++) sum[r][v] = hn::Zero(kFloats);
   }
+  if constexpr (!std::is_same_v<Finish, FinishLater>) {
+    if (op.last) {
+      POLYCONV_UNROLL
+      for (int r = 0; r < kRows; r++) {
+        POLYCONV_UNROLL
+        for (int v = 0; v < kVectors; v++) PrefetchResidual(finish, op.y[r] + op.column + v * kLanes);
+      }
+    }
+  }
   const float* HWY_RESTRICT weights = op.weights;
-  const float* ahead = op.ahead;
+  const float *ahead = op.ahead, *later = op.later;
+  const std::ptrdiff_t pace = op.pace;
   const float* const* run = op.x;
   for (int begin = op.skipped, left = op.terms; left > 0; begin = 0, run += op.pitch) {
     const int end = std::min(begin + left, op.length);
@@ -134,8 +155,9 @@ HWY_NOINLINE void SumTile(const TileProducts& op, const Finish& finish) {
     const float* x[kRows];
     POLYCONV_UNROLL
     for (int r = 0; r < kRows; r++) x[r] = run[r] + end;
-    for (std::ptrdiff_t i = begin - end; i < 0; i++, weights += kStep, ahead += kLine) {
+    for (std::ptrdiff_t i = begin - end; i < 0; i++, weights += kStep, ahead += kLine, later += pace) {
       hwy::Prefetch(ahead);
+      hwy::Prefetch(later);
       Floats w[kVectors];
       POLYCONV_UNROLL
       for (int v = 0; v < kVectors; v++) {
@@ -454,6 +476,7 @@ class PointwiseProduct {
     op.bias = conv_.bias;
     op.pitch = rows, op.length = runs_.length();
     op.weights = weights_ + static_cast<std::size_t>(op.column) * panels_.terms;
+    op.pace = std::min(kLine, CeilDiv(step, tiles));
     for (int term = 0; term < panels_.terms; term += terms_) {
       const float* const* run = x + static_cast<std::ptrdiff_t>(term / op.length) * rows;
       op.skipped = term % op.length, op.terms = std::min(terms_, panels_.terms - term);
@@ -462,11 +485,9 @@ class PointwiseProduct {
       for (int tile = 0, begin = 0, end; tile < tiles; tile++, begin = end) {
         end = begin + rows / tiles + (tile < rows % tiles ? 1 : 0);  // of nearly equal height
         op.x = run + begin, op.y = y + begin, op.sums = sums + (terms_ < panels_.terms ? begin * step : 0);
-        if (tile < vectors && next < end_) {
-          op.ahead = next + tile * op.terms * kLine;
-        } else {
-          op.ahead = end < rows ? run[end] + op.skipped : op.weights;
-        }
+        op.ahead = end < rows ? run[end] + op.skipped : op.weights;
+        const float* later = next + static_cast<std::ptrdiff_t>(tile) * op.terms * op.pace;
+        op.later = later < end_ ? std::min(later, end_ - op.terms * op.pace) : op.weights;
         const auto sum_tile = FindTile<InTile>(end - begin, vectors);
         if constexpr (kIsShort<Finish>) {
           sum_tile(op, finish);

@@ -181,10 +181,11 @@ def run_trials(
 
 
 def _most_accurate(winner: str, best: dict[str, float], able: dict[str, CpuCandidate]) -> str:
-    """The candidate with the least predicted error among those that are about as fast as the winner."""
+    """The candidate with the least predicted error among those that are about as fast as the winner; direct ones first,
+    whose weights are smaller, because other programs may keep the memory busy."""
     limit = min(AS_FAST * best[winner], best[ONEDNN] / MIN_SPEEDUP)
     close = [name for name in able if best.get(name, inf) <= limit]
-    return min(close, key=lambda name: able[name].error, default=winner)
+    return min(close, key=lambda name: (not able[name].direct, able[name].error), default=winner)
 
 
 def _candidates(layer: Layer, times_direct: float = inf) -> list[CpuCandidate]:

@@ -14,9 +14,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..activation import Activation
 from ..autotune.online import trim_memory
+from ..cpu import native
+from ..cpu.engines import pointwise
 from .chain import Link, chain_call, chains, link_of
 from .choice import CHAIN, ONEDNN, Choice, Chooser, Outcomes
-from .layer import C_SHIM, Layer, layer_of, operator
+from .layer import C_SHIM, FLAGS, LAYER, NUMBERS, OVERWRITES, RESIDUAL, Layer, layer_of, operator
+from .pixel_shuffle import pixel_shuffle_of
 from .private import frozen_options
 
 
@@ -74,6 +77,7 @@ class LayerPass:
             self._chain(gm, graph, chooser, links)
         self.outcomes.save()
         graph.eliminate_dead_code()
+        _overwrite_residuals(graph)
 
     def _chain(self, gm: GraphModule, graph: Graph, chooser: Chooser, links: Sequence[Link]) -> None:
         """Replaces chains of layers by one call where that is faster."""
@@ -112,24 +116,63 @@ def _insert_chain(gm: GraphModule, graph: Graph, chain: Sequence[Link], x: Node,
 
 def _replace(gm: GraphModule, graph: Graph, layer: Layer, choice: Choice, number: int) -> Node:
     assert choice.candidate is not None
-    weights, epilogue = layer.weights_for(choice.candidate), layer.epilogue
+    epilogue, bias = layer.epilogue, layer.bias
+    shuffle = pixel_shuffle_of(epilogue.last) if layer.groups == 1 and epilogue.residual is None else None
+    if shuffle is not None:
+        layer = replace(layer, w=shuffle.reordered(layer.w))
+    weights = layer.weights_for(choice.candidate)
     prologue = layer.prologue if layer.joins(choice.candidate) else None
     fake_mode = layer.x.meta["val"].fake_mode
     with graph.inserting_before(epilogue.last):
         constant = _constant(gm, graph, f"_polyconv_weights_{number}", weights)
+        if shuffle is not None and layer.bias_value is not None:
+            bias = _constant(gm, graph, f"_polyconv_bias_{number}", shuffle.reordered(layer.bias_value))
         inputs: tuple[Any, ...] = ([layer.x], None)
         if prologue is not None:
             normalisation = _constant(gm, graph, f"_polyconv_normalisation_{number}", prologue.normalisation)
             inputs = (prologue.parts, normalisation)
-        arguments = (inputs[0], constant, layer.bias, epilogue.residual, inputs[1], layer.numbers(choice.candidate))
+        arguments = (inputs[0], constant, bias, epilogue.residual, inputs[1], layer.numbers(choice.candidate))
         call = graph.call_function(operator(), (*arguments, *epilogue.activation.ab))
     call.meta.update(epilogue.last.meta)
     with fake_mode:
         call.meta["val"] = epilogue.last.meta["val"].to(memory_format=torch.channels_last)
     epilogue.last.replace_all_uses_with(call)
+    if shuffle is not None:
+        shuffle.insert(graph, call)
     graph.eliminate_dead_code()
     _drop(gm, layer.node.args[1])  # packed for oneDNN
     return call
+
+
+def _overwrite_residuals(graph: Graph) -> None:
+    """Lets pointwise layers write over their residual where no later operator can read it.
+
+    Inductor may change the order of operators: all other readers must be inputs of the layer, direct or not. They must
+    be convolutions, because Inductor computes simple operators again wherever their values are used.
+    """
+    convolutions = (operator(), torch.ops.mkldnn._convolution_pointwise.default)
+    engine = native.plan_numbers(pointwise.NAME, 0)[0]
+    for node in graph.find_nodes(op="call_function", target=operator()):
+        residual, numbers = node.args[RESIDUAL], node.args[LAYER]
+        if residual is None or residual.target is not operator() or numbers[-NUMBERS] != engine:
+            continue
+        others = set(residual.users) - {node}
+        if residual in node.args[0] or any(user.target not in convolutions for user in others):
+            continue
+        if others <= _needed_for(node):
+            changed = list(numbers)
+            changed[FLAGS - NUMBERS] |= OVERWRITES
+            node.update_arg(LAYER, changed)
+
+
+def _needed_for(node: Node) -> set[Node]:
+    """All nodes that a node's value depends on."""
+    found: set[Node] = set()
+    level = [node]
+    while level:
+        level = [each for one in level for each in one.all_input_nodes if each not in found]
+        found.update(level)
+    return found
 
 
 def _drop(gm: GraphModule, constant: Any) -> None:

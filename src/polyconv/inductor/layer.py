@@ -23,6 +23,12 @@ from .prologues import Prologue, prologue_of
 
 NUMBERS = 19
 """Numbers of a layer in a call of ``compiled_convolution``; a chain of layers has those of each."""
+RESIDUAL, LAYER = 3, 5
+"""Places of the residual and of the layers' numbers among the arguments."""
+FLAGS = 17
+"""Place of the flags among the numbers of a layer."""
+_CLAMPED, OVERWRITES = 1, 2
+"""Flags: a joined input is clamped at zero; the output may replace the residual, which is read no more."""
 _DEPTHWISE = -1
 """Number of the depthwise engine in ``csrc/cpu/bindings/compiled.cc``."""
 
@@ -82,7 +88,7 @@ class Layer:
         sides = (h, h, w, w)
         return [
             *(engine, chosen.algorithm, *self.w.shape, *self.stride, *sides, *self.dilation),
-            *(self.groups, border, activation, int(self.prologue is not None and self.prologue.clamped)),
+            *(self.groups, border, activation, _CLAMPED if self.prologue is not None and self.prologue.clamped else 0),
             INSTRUCTION_SETS.index(native.instruction_set()),
         ]
 
@@ -169,8 +175,13 @@ def operator() -> Any:
     native.is_available()  # defines it
     torch.library.register_fake("polyconv_cpu::compiled_convolution", _fake)
     found = torch.ops.polyconv_cpu.compiled_convolution.default
-    needs_channels_last(found, (0, 3))
+    needs_channels_last(found, (0, RESIDUAL), lambda arguments: [RESIDUAL] * overwrites_residual(arguments[LAYER]))
     return found
+
+
+def overwrites_residual(numbers: Sequence[int]) -> bool:
+    """Whether the last layer of a call may write its output over the residual."""
+    return bool(numbers[FLAGS - NUMBERS] & OVERWRITES)
 
 
 def _fake(

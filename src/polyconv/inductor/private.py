@@ -126,9 +126,13 @@ def with_constants(gm: GraphModule, inputs: Sequence[Any], positions: Sequence[i
     return result
 
 
-def needs_channels_last(operator: Any, positions: Sequence[int]) -> None:
-    """Make Inductor pass these arguments of an operator, tensors or lists of them, in channels_last."""
+def needs_channels_last(
+    operator: Any, positions: Sequence[int], overwritten: Callable[[Sequence[Any]], Sequence[int]]
+) -> None:
+    """Make Inductor pass these arguments of an operator, tensors or lists of them, in channels_last. ``overwritten``
+    tells from the arguments which of them share memory with the output, so that Inductor must not reuse it."""
     from torch._inductor import ir, lowering
+    from torch._inductor.virtualized import V
 
     def ordered(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
@@ -140,6 +144,7 @@ def needs_channels_last(operator: Any, positions: Sequence[int]) -> None:
         for position in positions:
             if position < len(passed):
                 passed[position] = ordered(passed[position])
+        V.graph.never_reuse_buffers.update(passed[position].get_name() for position in overwritten(args))
         return tuple(passed), kwargs
 
     # Without this Inductor would declare the operator itself, and pass the strides of the traced graph.
