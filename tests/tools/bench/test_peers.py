@@ -60,10 +60,15 @@ def test_contenders_agree_with_float64(contender: str, case: Case, tmp_path: Pat
 
 
 def test_compile_is_called_with_frozen_weights_in_inference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """polyconv's backend freezes by itself."""
+    """And without checks of modules. polyconv's backend freezes by itself."""
     config = import_module("torch._inductor.config")
-    backends: list[str] = []
-    monkeypatch.setattr(torch, "compile", lambda module, backend: backends.append(backend) or module)
+    calls: list[tuple[str, bool]] = []
+
+    def compiled(module: nn.Module, backend: str, options: dict[str, object] | None = None) -> nn.Module:
+        calls.append((backend, options is not None and "guard_filter_fn" in options))
+        return module
+
+    monkeypatch.setattr(torch, "compile", compiled)
     for contender in (Peer.COMPILE, BACKEND):
         for case in (INFERENCE, TRAINING):
             with config.patch(freezing=False):
@@ -71,7 +76,7 @@ def test_compile_is_called_with_frozen_weights_in_inference(tmp_path: Path, monk
                 assert config.freezing is (contender == Peer.COMPILE and case is INFERENCE)
             with found.block():
                 assert torch.is_grad_enabled() is (case is TRAINING)
-    assert backends == ["inductor", "inductor", "polyconv", "polyconv"]
+    assert calls == [("inductor", True), ("inductor", False), ("polyconv", True), ("polyconv", False)]
 
 
 @pytest.mark.parametrize("peer", contenders.EXPORTED)
