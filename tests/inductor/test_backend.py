@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import random
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +139,56 @@ def test_inverted_residuals_run_as_chains(monkeypatch: pytest.MonkeyPatch) -> No
     layers = str(polyconv.explain(compiled, torch.randn(2, 3, 16, 41)))
     assert layers.count("in a chain of 3 layers") == 6
     assert layers.count("in a chain of 2 layers") == 4
+
+
+class Separable(nn.Module):
+    """Xception's block: depthwise and 1x1 convolutions, added to those of a shortcut, or to one convolution."""
+
+    def __init__(self, width: int, shortcut: str) -> None:
+        super().__init__()
+        self.main, self.shortcut = self._separable(width), self._separable(width)
+        if shortcut == "convolution":
+            self.shortcut = nn.Sequential(nn.Conv2d(width, width, 1))
+
+    @staticmethod
+    def _separable(width: int) -> nn.Sequential:
+        return nn.Sequential(nn.Conv2d(width, width, 3, padding=1, groups=width), nn.Conv2d(width, width, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.main(x) + self.shortcut(x))
+
+
+@pytest.mark.parametrize("shortcut", ["convolution", "separable"])
+@pytest.mark.parametrize("seed", range(2))
+def test_additions_of_two_convolutions(shortcut: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of the two layers takes the addition, alone or as the end of a chain."""
+    chance = random.Random(seed)
+
+    def any_of(self: Any, layer: Any, able: dict[str, Any]) -> Entry:
+        name = chance.choice([choice.ONEDNN, *able])
+        return Entry(name, {name: 1.0, choice.ONEDNN: 2.0}, 2.0)
+
+    def chain_or_not(self: Any, chain: Any) -> Entry:
+        return Entry(chance.choice([choice.CHAIN, choice.CHAIN, choice.SEPARATE]), {choice.CHAIN: 1.0}, 2.0)
+
+    monkeypatch.setattr(choice.Chooser, "_trials", any_of)
+    monkeypatch.setattr(choice.Chooser, "_chain_trials", chain_or_not)
+    # Of different widths, because equal layers have one entry.
+    parts: list[nn.Module] = []
+    for last, width in pairwise((3, 8, 16, 24, 40)):
+        parts += [nn.Conv2d(last, width, 1), Separable(width, shortcut)]
+    model = nn.Sequential(*parts).eval()
+    agree(torch.compile(model, backend="polyconv", options=QUICK), model, torch.randn(1, 3, 9, 11))
+
+
+def test_a_graph_that_the_pass_cannot_change_is_compiled_by_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Any, graph: Any) -> None:
+        raise IndexError("no such node\nin this graph")
+
+    monkeypatch.setattr(graph_pass.LayerPass, "__call__", fails)
+    model = Block(nn.ReLU()).eval()
+    with pytest.warns(RuntimeWarning, match="with Inductor alone: .*no such node"):
+        agree(torch.compile(model, backend="polyconv", options=QUICK), model, torch.randn(1, 16, 9, 9))
 
 
 @pytest.mark.usefixtures("_ours")

@@ -82,11 +82,20 @@ class FrozenGraph:
         return frozen.compiled(*(inputs[position] for position in self._others))
 
     def _freeze(self, inputs: Sequence[Any]) -> _Frozen:
-        constants = [inputs[position] for position in self._static]
+        constants, others = [[inputs[position] for position in at] for at in (self._static, self._others)]
         versions, layer_pass = _versions(constants), LayerPass(self._outcomes)
-        gm = private.with_constants(self._gm, inputs, self._static)
-        options = {**layer_pass.options(), **self._options}
-        compiled = private.compile_graph(gm, [inputs[position] for position in self._others], options)
+
+        def compiled_with(options: Mapping[str, Any]) -> Callable[..., Any]:
+            gm = private.with_constants(self._gm, inputs, self._static)
+            return private.compile_graph(gm, others, {**options, **self._options})
+
+        try:
+            compiled = compiled_with(layer_pass.options())
+        except private.compilation_error() as error:  # in the pass, or because of what it changed
+            layer_pass.layers.clear()
+            compiled = compiled_with({"freezing": True})
+            reason = str(error).partition("\n")[0]
+            warn_once(f'torch.compile(backend="polyconv") compiles a graph with Inductor alone: {reason}')
         self._times += 1
         return _Frozen(constants, versions, compiled, [*self._layers, *layer_pass.layers])
 

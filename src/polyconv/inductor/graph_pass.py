@@ -59,37 +59,47 @@ class LayerPass:
             operator()
             chooser = Chooser(self.outcomes, sum(4 * value.numel() for value in _constants(gm, graph)))
             links: list[Link] = []
+            replaced: dict[Node, Node] = {}
             for node in list(graph.nodes):
                 layer = layer_of(gm, node)  # after earlier layers were replaced: one may be the residual of this one
                 if layer is None:
                     continue
                 choice = chooser.choose(layer, at_the_end=_reaches_an_output(layer.epilogue.last))
                 self.layers.append(CompiledLayer(_in_words(layer), choice))
-                out = layer.epilogue.last
+                out = last = layer.epilogue.last
                 if choice.candidate is not None:
-                    out = _replace(gm, graph, layer, choice, len(self.layers))
+                    out = replaced[last] = _replace(gm, graph, layer, choice, len(self.layers))
                 if (link := link_of(len(self.layers) - 1, layer, out, choice.candidate)) is not None:
                     if links and not any(each.is_depthwise for each in (*links[-2:], link)):
                         links.pop()  # it is in no chain, and holds its weights
                     links.append(link)
                 del layer, link
                 trim_memory()  # of the trials, and of the weight that was packed for oneDNN
-            self._chain(gm, graph, chooser, links)
+            self._chain(gm, graph, chooser, links, replaced)
         self.outcomes.save()
         graph.eliminate_dead_code()
         _overwrite_residuals(graph)
 
-    def _chain(self, gm: GraphModule, graph: Graph, chooser: Chooser, links: Sequence[Link]) -> None:
-        """Replaces chains of layers by one call where that is faster."""
-        replaced: dict[Node, Node] = {}
+    def _chain(
+        self, gm: GraphModule, graph: Graph, chooser: Chooser, links: Sequence[Link], replaced: dict[Node, Node]
+    ) -> None:
+        """Replaces chains of layers by one call where that is faster. ``replaced``: nodes, and the calls that stand for
+        them."""
+
+        def now(node: Node) -> Node:
+            while node in replaced:
+                node = replaced[node]
+            return node
+
         for chain in chains(links):
+            out, residual = chain[-1].out, chain[-1].layer.epilogue.residual
+            if out in replaced:  # an addition of two convolutions ends both layers, and the other one has it
+                continue
             choice = chooser.choose_chain(chain)
             if choice.name != CHAIN:
                 continue
-            first, last = chain[0], chain[-1]
-            x, residual = first.layer.x, last.layer.epilogue.residual
-            residual = None if residual is None else replaced.get(residual, residual)
-            replaced[last.out] = _insert_chain(gm, graph, chain, replaced.get(x, x), residual)
+            residual = None if residual is None else now(residual)
+            replaced[out] = _insert_chain(gm, graph, chain, now(chain[0].layer.x), residual)
             for link in chain:
                 name = f"{link.linked.name}, {CHAIN} of {len(chain)} layers"
                 self.layers[link.number] = replace(self.layers[link.number], choice=replace(choice, name=name))
@@ -168,10 +178,10 @@ def _overwrite_residuals(graph: Graph) -> None:
 def _needed_for(node: Node) -> set[Node]:
     """All nodes that a node's value depends on."""
     found: set[Node] = set()
-    level = [node]
+    level = {node}
     while level:
-        level = [each for one in level for each in one.all_input_nodes if each not in found]
-        found.update(level)
+        level = {each for one in level for each in one.all_input_nodes} - found
+        found |= level
     return found
 
 

@@ -31,7 +31,7 @@ class PixelShuffle:
 
     def reordered(self, per_output: Tensor) -> Tensor:
         """Weights or biases with the output channels of each pixel of the result side by side."""
-        blocks = per_output.unflatten(0, (self.channels, self.rows, self.columns))
+        blocks: Tensor = per_output.unflatten(0, (self.channels, self.rows, self.columns))
         return blocks.movedim(0, 2).flatten(0, 2).contiguous()
 
     def insert(self, graph: Graph, x: Node) -> None:

@@ -32,7 +32,7 @@ def missing() -> str | None:
         from torch._inductor.compile_fx import compile_fx  # noqa: F401
         from torch._inductor.custom_graph_pass import CustomGraphPass  # noqa: F401
 
-        _ = config.freezing, config.cpp_wrapper, config.post_grad_custom_pre_pass
+        _ = compilation_error(), config.freezing, config.cpp_wrapper, config.post_grad_custom_pre_pass
         _ = config.aot_inductor.custom_ops_to_c_shims
         _ = ir.ExternKernel.require_stride_order, lowering.make_fallback
     except (ImportError, AttributeError) as error:
@@ -46,6 +46,13 @@ def compile_graph(gm: GraphModule, inputs: Sequence[Any], options: Mapping[str, 
 
     compiled: Any = compile_fx(gm, list(inputs), config_patches=dict(options))
     return compiled  # type: ignore[no-any-return]
+
+
+def compilation_error() -> type[Exception]:
+    """What Inductor raises if it cannot compile a graph. Other exceptions make Dynamo trace again."""
+    from torch._inductor.exc import InductorError
+
+    return InductorError
 
 
 def mode_options(mode: str | None) -> dict[str, Any]:

@@ -140,7 +140,7 @@ def _compiled_by(backend: str, module: nn.Module, x: Tensor, case: Case) -> Read
     if case.mode is Mode.TRAINING:
         return _called(module, x, case.mode, torch.compile(module, backend=backend), torch.enable_grad)
     # A served network does not change, so its modules need not be checked in every call: 0.5 ms in MobileNetV2.
-    options = {"guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe}
+    options: Any = {"guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe}
     compiled = torch.compile(module, backend=backend, options=options)
     # Not inference mode, for which freezing is not documented.
     return _called(module, x, case.mode, compiled, torch.no_grad)
