@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from exported_files import EVERY, V100, any_convolution, text_of, with_activation
+from exported_files import EVERY, V100, any_convolution, check_format, text_of, with_activation
 from nightly import sampled
 from polyconv.tools.export import convolution_model, exported_file, named_model
 from polyconv.tools.export.partial_eval import definitions, name_of
@@ -58,14 +57,6 @@ def test_is_half_as_short_without_gradients() -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_is_formatted(name: str, tmp_path: Path) -> None:
     check_format(text_of(name), tmp_path / "model.py")
-
-
-def check_format(text: str, path: Path) -> None:
-    path.write_text(text)
-    for command in (["check", "--quiet"], ["format", "--check", "--quiet"]):
-        ruff = [sys.executable, "-m", "ruff", *command, "--config", str(ROOT / "pyproject.toml"), str(path)]
-        result = subprocess.run(ruff, capture_output=True, text=True)
-        assert result.returncode == 0, result.stdout + result.stderr
 
 
 # ---- nothing unused
