@@ -40,7 +40,7 @@ def test_imports_nothing_but_torch_and_the_standard_library(name: str) -> None:
     assert not called & {*computing.split(), "cudnn", "functional"}
 
 
-MOST_LINES = {"kb80": 1975, "kb82": 640}
+MOST_LINES = {"kb80": 1980, "kb82": 650}
 
 
 @pytest.mark.parametrize("name", MOST_LINES)
@@ -50,8 +50,20 @@ def test_is_short(name: str) -> None:
 
 def test_is_half_as_short_without_gradients() -> None:
     text = exported_file(named_model("kb80"), V100, forward_only=True)
-    assert len(text.splitlines()) <= 1086
+    assert len(text.splitlines()) <= 1100
     assert not re.search(r"weight_gradient|input_gradient|kGradientH|winograd_wgrad|direct_weights", text)
+
+
+@pytest.mark.parametrize("name", ["kb80", "kb82", "kb86"])
+def test_has_a_map(name: str) -> None:
+    """A line for each part of the file, with the number of the part's first line."""
+    lines = text_of(name).splitlines()
+    listed = {int(number): part for number, part in re.findall(r"^ +(\d+)  (\S.*)$", text_of(name), re.MULTILINE)}
+    starts = {at for at, line in enumerate(lines, 1) if re.match(r"// ---- |class |\w+_DIRECT = |def _compiled", line)}
+    launches = {at for at, part in listed.items() if part == "launches of these kernels"}
+    assert listed.keys() == starts | launches
+    assert all(lines[at - 1].startswith("static ") for at in launches)
+    assert all(part.split()[0] in lines[at - 1] for at, part in listed.items() if "/" in part.split()[0])
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -71,6 +72,7 @@ def exported_file(
         "BORDER": "constexpr int kBorder = {13};\nconstexpr int kPadBottom = {10}, kPadRight = {12};\n"
         if borders
         else "",
+        "MAP": _MAP,
         "ARCH": default_arch(arch),
         "WORKSPACE": WORKSPACE,
         "REST": ", _" if flagged else "",
@@ -79,7 +81,7 @@ def exported_file(
         "MODULES": "\n\n".join(_module(module, borders, forward_only, flagged) for module in dict.fromkeys(modules)),
         "BUILD": "\n".join(f"    _kernels({source_name(layer)}, {source_name(layer)}[2])" for layer in model.layers),
     }
-    return with_class_name(_TEMPLATES / "model.txt", parts, class_name)
+    return _mapped(with_class_name(_TEMPLATES / "model.txt", parts, class_name))
 
 
 def _filled(name: str, parts: Mapping[str, str]) -> str:
@@ -202,3 +204,32 @@ def _how(layer: Layer, source: CudaSource) -> str:
                 lines.append(textwrap.fill(about, 117, initial_indent=head, subsequent_indent=" " * 21))
                 head = " " * 19
     return "\n".join(lines)
+
+
+_MAP = "<map>"
+_HEADS = (
+    (r"(\w+)_DIRECT = ", r"CUDA source \1: direct kernels, for any geometry"),
+    (r"// ---- (\S+) -+$", r"\1"),
+    (r"def _compiled\(", "Python: compilation"),
+    (r"class \w+\(torch\.autograd\.Function\)", "autograd"),
+    (r"class (\w+)\(nn\.", r"module \1"),
+)
+"""Patterns of the lines at which a part of the file begins, and the names of the parts in the map."""
+
+
+def _mapped(text: str) -> str:
+    """Replace ``_MAP`` in the file's docstring by a list of its parts with their line numbers."""
+    lines = text.split("\n")
+    parts: list[tuple[int, str]] = []
+    launches = False  # whether the functions that launch kernels are still to come
+    for number, line in enumerate(lines, 1):
+        launches = launches or line.endswith('_PLANNED = r"""')
+        if launches and line.startswith("static "):
+            parts.append((number, "launches of these kernels"))
+            launches = False
+        for pattern, name in _HEADS:
+            if found := re.match(pattern, line):
+                summary = re.split(r"[.:,;(]", lines[number].removeprefix("// "))[0] if line.startswith("//") else ""
+                summary = textwrap.shorten(summary, 80, placeholder=" ...")
+                parts.append((number, f"{found.expand(name):<28} {summary}".rstrip()))
+    return text.replace(_MAP, "\n".join(f"  {number + len(parts) - 1:>5}  {name}" for number, name in parts))
