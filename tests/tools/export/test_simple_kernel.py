@@ -109,14 +109,19 @@ def test_an_empty_batch_has_gradients() -> None:
 
 
 def test_more_than_2_31_elements() -> None:
-    """The last blocks of W2, whose output has 2,139,103,232 elements, and of twice its batch."""
+    """The last blocks of W2 at twice its batch: the output has 4,278,206,464 elements."""
     torch.manual_seed(0)
     problem = Problem.make("fprop", (32, 16, 1024, 1024), (128, 16, 3, 3))
-    x, y = (torch.from_numpy(gpu_emulator.sparse(shape)) for shape in (problem.x_shape, problem.y_shape))
-    w, image = torch.randn(problem.w_shape), torch.randn(16, 4, 1024)
-    x[-1, :, -4:] = image
-    assert y.numel() > 2**32
-    Run(problem, blocks=1).forward(x, w, None, y)
-    expected = reference.fprop(problem, image[None], w)[0, :, -1, -40:]
-    ours = y[-1, 64:, -1, -40:]
-    assert torch.allclose(ours.double(), expected[64:], atol=1e-4)
+    x, y, dx = (torch.from_numpy(gpu_emulator.sparse(s)) for s in (problem.x_shape, problem.y_shape, problem.x_shape))
+    w = torch.randn(problem.w_shape)
+    x[-1, :, -6:] = torch.randn(16, 6, 1024)
+    run = Run(problem, blocks=1)
+    run.forward(x, w, None, y)
+    last_rows = x[-1:, :, -6:]
+    torch.testing.assert_close(
+        y[-1, 64:, -1, -40:].double(), reference.fprop(problem, last_rows, w)[0, 64:, -1, -40:], rtol=0, atol=1e-4
+    )
+    y[-1, :, -4:] = torch.randn(128, 4, 1022)
+    run.input_gradient(y, w, dx)
+    expected = reference.dgrad(problem, y[-1:, :, -4:], w, last_rows.shape)
+    torch.testing.assert_close(dx[-1, :, -1, -128:].double(), expected[0, :, -1, -128:], rtol=0, atol=1e-3)
