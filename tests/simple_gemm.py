@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import re
+import sys
 from dataclasses import dataclass, field
 from functools import cache
-from math import ceil
+from math import ceil, prod
 
 import torch
 from cuda.core import Program, ProgramOptions
@@ -16,6 +17,7 @@ import gpu_emulator
 from polyconv.numerics import reference
 from polyconv.numerics.scale import largest, scales
 from polyconv.problem import Pass, Problem
+from polyconv.tools.export import named_model
 from polyconv.tools.export.simple_model import CONSTANTS, GEMM, geometry_of
 
 SYMBOLS = {Pass.FPROP: "_Z4gemmI7ForwardEvT_", Pass.DGRAD: "_Z4gemmI13InputGradientEvT_"}
@@ -108,7 +110,7 @@ class Run:
             blocks=last,
             check_global=not self.blocks,
         )
-        self.reports.append(report)
+        self.reports.append(report.scaled(prod(grid)) if last else report)
 
 
 def check(problem: Problem, x: Tensor, w: Tensor, bias: Tensor | None, dy: Tensor, slices: int, arch: str) -> Run:
@@ -131,3 +133,19 @@ def check(problem: Problem, x: Tensor, w: Tensor, bias: Tensor | None, dy: Tenso
             error = largest((got.double() - want).abs(), scales(problem.for_pass(kind), operands)[name])
             assert error <= TOLERANCE, f"{name} is off by {error:.1e} of its scale: {problem}"
     return run
+
+
+def count(problem: Problem) -> list[gpu_emulator.Report]:
+    """Reports of the three passes on a V100, from the last two blocks of each, on zeros."""
+    x, y = (torch.from_numpy(gpu_emulator.sparse(shape)) for shape in (problem.x_shape, problem.y_shape))
+    w, run = torch.zeros(problem.w_shape), Run(problem, blocks=2)
+    run.forward(x, w, None, y)
+    run.input_gradient(y, w, x)
+    slices = max(1, min(y[:, 0].numel() // 2048, 2**24 // w.numel()))  # as weight_gradient of the file
+    run.weight_gradient(x, y, torch.from_numpy(gpu_emulator.sparse((slices, *problem.w_shape))))
+    return run.reports
+
+
+if __name__ == "__main__":
+    for _report in count(named_model(sys.argv[1]).layers[0].problem):
+        print(_report.speed_of_light())
