@@ -12,6 +12,21 @@ This file imports only torch, 2.0.1 or newer. At the first import, torch compile
 They run on GPUs of compute capability 7.0 and higher, for any batch, image size and strides. The direct kernels below
 serve GPUs with too little shared memory for the others, and other arguments of the constructor.
 
+Parts, by their first lines:
+     45  CUDA source CONV2D: direct kernels, for any geometry
+    366  winograd/nonfused_layout     Nonfused Winograd pipeline for dense correlations
+    421  winograd/nonfused_filter     Filter transform of the nonfused pipeline
+    580  winograd/nonfused_input      Input transform along H of the nonfused pipeline
+    643  winograd/nonfused_gemm       GEMM of the nonfused pipeline
+    919  winograd/nonfused_output     Last step of the nonfused pipeline
+   1011  winograd/wgrad               Winograd weight gradient
+   1508  winograd/wgrad_output        Second stage of winograd/wgrad
+   1594  launches of these kernels
+   1834  Python: compilation
+   1897  autograd
+   1924  module Conv2d
+   1953  module ModelNew
+
 Written by polyconv 0.1.0 for a Tesla V100: polyconv export kb80
 """
 

@@ -13,12 +13,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from nightly import nightly
 from polyconv.activation import Activation
 from polyconv.cuda.planner import DEVICES
 from polyconv.tools.export import Model, exported_file, named_model
 
+ROOT = Path(__file__).resolve().parents[1]
 V100 = DEVICES["v100"]
 PROBLEMS = ("kb50", "kb55", "kb56", "kb62", "kb63", "kb80", "kb82", "kb83", "kb84", "kb85", "kb86", "kb87")
 """KernelBench's Conv2d."""
@@ -46,6 +48,26 @@ def with_activation(model: Model, activation: str) -> Model:
     """A model whose convolutions all have an activation."""
     layers = (replace(one, problem=replace(one.problem, activation=Activation(activation))) for one in model.layers)
     return replace(model, layers=tuple(layers))
+
+
+def check_format(text: str, path: Path) -> None:
+    """Check a file with the project's ruff settings."""
+    path.write_text(text)
+    for command in (["check", "--quiet"], ["format", "--check", "--quiet"]):
+        ruff = [sys.executable, "-m", "ruff", *command, "--config", str(ROOT / "pyproject.toml"), str(path)]
+        result = subprocess.run(ruff, capture_output=True, text=True)
+        assert result.returncode == 0, result.stdout + result.stderr
+
+
+def weights(state: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    return [value for value in state.values() if value.dim() > 1]
+
+
+def original_of(weight: torch.Tensor) -> torch.nn.Module:
+    """A convolution whose weight is drawn alike: initialisation depends on the shape only."""
+    k, c, *taps = weight.shape
+    made: torch.nn.Module = getattr(torch.nn, f"Conv{len(taps)}d")(c, k, taps)
+    return made
 
 
 class Builds(list[str]):

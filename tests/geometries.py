@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
@@ -40,7 +41,8 @@ def laid_out(shape: tuple[int, ...], layout: str, dtype: torch.dtype) -> Tensor:
     if layout == "transposed":
         return torch.randn(*lead, width, height, dtype=dtype).transpose(-1, -2)
     if layout == "offset":
-        return torch.randn(shape[0] * 9999 + 3, dtype=dtype)[3:].as_strided(shape, torch.empty(shape).stride())
+        count = max(shape[0] * 9999, prod(shape))
+        return torch.randn(count + 3, dtype=dtype)[3:].as_strided(shape, torch.empty(shape).stride())
     return torch.randn(shape, dtype=dtype)
 
 

@@ -113,7 +113,7 @@ def check(file: File, builds: Builds, folder: Path) -> Report:
     """Export a file, build it, and execute its cases."""
     path = export(file, folder)
     builds.report.heading(f"{file.name}: {len(path.read_text().splitlines())} lines, polyconv export {file.words}")
-    for limit in (FIRST_MODEL, SECOND_PROCESS):
+    for limit in () if file.slow_build else (FIRST_MODEL, SECOND_PROCESS):
         builds.run("first_model", str(folder), str(limit))
     if file is EXAMPLE:
         for devices in DEVICES:
@@ -123,7 +123,7 @@ def check(file: File, builds: Builds, folder: Path) -> Report:
         builds.run_pretended("host_time", str(folder), str(HOST_MILLISECONDS), caching=True)
         builds.run_pretended("surroundings", str(folder), devices="v100,v100", caching=True)
     for case in file.cases:
-        for devices in DEVICES:
+        for devices in DEVICES[: 1 if file.slow_build else None]:
             arguments = ", other arguments" if case.arguments else ""
             builds.report.heading(f"{file.name}: {case.shape} on a pretended {devices}{arguments}")
             builds.run_pretended("computes", str(path), case.as_json(), devices=devices)

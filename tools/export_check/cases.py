@@ -40,6 +40,8 @@ class File:
     """Workspace [bytes] instead of the file's own 64 MiB, so that small problems are cut into slabs."""
     always: bool = True
     """True if built by default: a sample of similar files."""
+    slow_build: bool = False
+    """True if torch's headers are compiled, a minute, which PyTorch 2.0 does again in each process: fewer of these."""
 
 
 W1 = {
@@ -57,6 +59,7 @@ KB76 = {"in_channels": 64, "out_channels": 128, "kernel_size": 3, "stride": 3, "
 KB82: dict[str, Any] = {"in_channels": 64, "out_channels": 64, "kernel_size": 3, "groups": 64, "bias": False}
 OTHER = {"in_channels": 5, "out_channels": 7, "kernel_size": (2, 3), "stride": 2, "padding": (1, 1), "bias": True}
 RESNET: dict[str, Any] = {"in_channels": 32, "out_channels": 32, "kernel_size": 3, "padding": 1}
+UNEVEN = {**OTHER, "in_channels": 6, "out_channels": 9, "dilation": (1, 2), "groups": 3}
 BIASED = {"in_channels": 8, "out_channels": 12, "kernel_size": (3, 5), "padding": (1, 2), "groups": 2, "bias": True}
 
 EXAMPLE = File(
@@ -120,6 +123,14 @@ VOLUMES = tuple(
 
 FILES = (
     EXAMPLE,
+    File("W1, simple", "kb80 --simple", (Case((2, 32, 12, 28), W1),), slow_build=True, always=False),
+    File(
+        "simple",
+        "--in-channels 6 --out-channels 9 --kernel-size 2 3 --stride 2 --padding 1 --dilation 1 2 --groups 3 --bias "
+        "--input 2 6 9 11 --simple",
+        (Case((2, 6, 9, 11), UNEVEN, expanded=True),),
+        slow_build=True,
+    ),
     File("W1, forward only", "kb80 --forward-only", (Case((1, 32, 24, 40), W1, forward_only=True),)),
     File(
         "W1, tensor cores",

@@ -32,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PACKAGE.MODULE:ATTRIBUTE",
         help="a Conv1d, Conv2d or Conv3d of yours, a Sequential of them, or a function that makes one; with --input",
     )
+    parser.add_argument(
+        "--simple", action="store_true", help="a Conv2d in at most 350 lines to read: one kernel for all passes, slower"
+    )
     parser.add_argument("--forward-only", action="store_true", help="leave the gradients out")
     parser.add_argument(
         "--tensor-cores", action="store_true", help="a V100's, at FP32 accuracy, where its plan says so; a longer file"
@@ -45,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add_examples(
         parser,
         "polyconv export kb80 -o model.py",
+        "polyconv export kb80 --simple -o model.py",
         "polyconv export --from package.module:attribute --input 8 32 512 512 --forward-only -o model.py",
         "polyconv export --in-channels 32 --out-channels 64 --kernel-size 5 9 --input 8 32 512 512 -o model.py",
     )
@@ -52,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..tools.export import ExportError, exported_file
+    from ..tools.export import ExportError
 
     if args.list:
         _list(args.json)
@@ -62,14 +66,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("-o FILE is needed" + (", because standard output is for JSON" if to_stdout else ""))
     _options.check_writable(None if to_stdout else args.output, devices=True)
     try:
-        text = exported_file(
-            _model(args),
-            DEVICES[args.device],
-            forward_only=args.forward_only,
-            tensor_cores=args.tensor_cores,
-            arch=";".join(re.sub(r"sm_(\d+)(\d)", r"\1.\2", arch) for arch in args.archs or ()),
-            class_name=args.class_name,
-        )
+        text = _text(args)
     except (ExportError, PlanError, RuntimeError, TypeError) as error:
         raise UsageError(str(error)) from error
     if to_stdout:
@@ -85,6 +82,19 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(f"wrote {args.output}: {lines} lines, {size / 1000:.0f} kB", file=sys.stderr)
     return 0
+
+
+def _text(args: argparse.Namespace) -> str:
+    from ..tools.export import ExportError, exported_file, simple_file
+
+    arch = ";".join(re.sub(r"sm_(\d+)(\d)", r"\1.\2", arch) for arch in args.archs or ())
+    if not args.simple:
+        options = {"forward_only": args.forward_only, "tensor_cores": args.tensor_cores}
+        return exported_file(_model(args), DEVICES[args.device], arch=arch, class_name=args.class_name, **options)
+    for name in ("forward_only", "tensor_cores"):
+        if getattr(args, name):
+            raise ExportError(f"--simple writes one FP32 kernel for all passes; leave out {option(name)}")
+    return simple_file(_model(args), arch=arch, class_name=args.class_name)
 
 
 def _list(as_json: bool) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from exported_files import EVERY, V100, any_convolution, text_of, with_activation
+from exported_files import EVERY, V100, any_convolution, check_format, text_of, with_activation
 from nightly import sampled
 from polyconv.tools.export import convolution_model, exported_file, named_model
 from polyconv.tools.export.partial_eval import definitions, name_of
@@ -41,7 +40,7 @@ def test_imports_nothing_but_torch_and_the_standard_library(name: str) -> None:
     assert not called & {*computing.split(), "cudnn", "functional"}
 
 
-MOST_LINES = {"kb80": 1975, "kb82": 640}
+MOST_LINES = {"kb80": 1980, "kb82": 650}
 
 
 @pytest.mark.parametrize("name", MOST_LINES)
@@ -51,21 +50,25 @@ def test_is_short(name: str) -> None:
 
 def test_is_half_as_short_without_gradients() -> None:
     text = exported_file(named_model("kb80"), V100, forward_only=True)
-    assert len(text.splitlines()) <= 1086
+    assert len(text.splitlines()) <= 1100
     assert not re.search(r"weight_gradient|input_gradient|kGradientH|winograd_wgrad|direct_weights", text)
+
+
+@pytest.mark.parametrize("name", ["kb80", "kb82", "kb86"])
+def test_has_a_map(name: str) -> None:
+    """A line for each part of the file, with the number of the part's first line."""
+    lines = text_of(name).splitlines()
+    listed = {int(number): part for number, part in re.findall(r"^ +(\d+)  (\S.*)$", text_of(name), re.MULTILINE)}
+    starts = {at for at, line in enumerate(lines, 1) if re.match(r"// ---- |class |\w+_DIRECT = |def _compiled", line)}
+    launches = {at for at, part in listed.items() if part == "launches of these kernels"}
+    assert listed.keys() == starts | launches
+    assert all(lines[at - 1].startswith("static ") for at in launches)
+    assert all(part.split()[0] in lines[at - 1] for at, part in listed.items() if "/" in part.split()[0])
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_is_formatted(name: str, tmp_path: Path) -> None:
     check_format(text_of(name), tmp_path / "model.py")
-
-
-def check_format(text: str, path: Path) -> None:
-    path.write_text(text)
-    for command in (["check", "--quiet"], ["format", "--check", "--quiet"]):
-        ruff = [sys.executable, "-m", "ruff", *command, "--config", str(ROOT / "pyproject.toml"), str(path)]
-        result = subprocess.run(ruff, capture_output=True, text=True)
-        assert result.returncode == 0, result.stdout + result.stderr
 
 
 # ---- nothing unused

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import kernelbench_rules
-from exported_files import EVERY, Builds, text_of
+from exported_files import EVERY, Builds, original_of, text_of, weights
 
 # ---- the rules themselves
 
@@ -130,14 +130,3 @@ def test_weights_are_those_of_the_seed(name: str, builds: Builds) -> None:
     for first, second in zip(models[0].values(), models[1].values(), strict=True):
         assert torch.equal(first, second)
     assert torch.equal(weights(models[0])[0], originals[0].weight)
-
-
-def weights(state: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    return [value for value in state.values() if value.dim() > 1]
-
-
-def original_of(weight: torch.Tensor) -> torch.nn.Module:
-    """A convolution whose weight is drawn alike: initialisation depends on the shape only."""
-    k, c, *taps = weight.shape
-    made: torch.nn.Module = getattr(torch.nn, f"Conv{len(taps)}d")(c, k, taps)
-    return made

@@ -2,6 +2,7 @@
 
 from .model_file import exported_file
 from .models import ExportError, Model, convolution_model, exportable, imported_model, named_model
+from .simple_model import simple_file
 
 __all__ = [
     "ExportError",
@@ -11,4 +12,5 @@ __all__ = [
     "exported_file",
     "imported_model",
     "named_model",
+    "simple_file",
 ]

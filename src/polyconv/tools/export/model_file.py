@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import textwrap
-import unicodedata
-from collections.abc import Iterable, Mapping
-from keyword import iskeyword
+from collections.abc import Mapping
 from pathlib import Path
 
 from ...activation import Activation
@@ -18,8 +15,9 @@ from ...version import __version__
 from .device_code import WORKSPACE, CudaSource, cuda_source
 from .host_code import NAMES
 from .models import ExportError, Layer, Model
+from .python_text import default_arch, filled, module_parts, source_name, with_class_name, wrapped
 
-_HERE = Path(__file__).resolve().parent
+_TEMPLATES = Path(__file__).resolve().parent / "templates"
 _BACKWARD = """\
     @staticmethod
     def backward(ctx, grad):
@@ -55,9 +53,6 @@ def exported_file(
                 f"{layer.attribute} would add a residual ({layer.problem}): an exported file has convolutions with "
                 "bias and activation; leave the sum, and an activation behind it, to the module around it"
             )
-    plain_name = unicodedata.normalize("NFKC", class_name)  # as Python normalises identifiers
-    if not class_name.isidentifier() or iskeyword(plain_name) or plain_name.startswith("__"):
-        raise ExportError(f"{class_name!r} is no name for a class")
     borders = any("padding_mode" in parameter for parameter in model.signature) or any(
         layer.problem.padding_mode is not PaddingMode.ZEROS for layer in model.layers
     )
@@ -68,55 +63,30 @@ def exported_file(
         for layer in model.layers
     ]
     modules = [layer.module for layer in model.layers]
-    forward = "x"
-    for layer in model.layers:
-        forward = f"self.{layer.attribute}({forward})"
     parts = {
-        "TITLE": _wrapped(f"{model.title}, on CUDA kernels of its own."),
+        **module_parts(model, sourced=True),
+        "TITLE": wrapped(f"{model.title}, on CUDA kernels of its own."),
         "HOW": "\n".join(_how(layer, source) for layer, source in pairs),
-        "WRITTEN": _wrapped(f"Written by polyconv {__version__} for a {device.name}: polyconv export {model.command}"),
-        "CLASS": class_name,
-        "INPUTS": ", ".join(map(str, model.inputs)),
+        "WRITTEN": wrapped(f"Written by polyconv {__version__} for a {device.name}: polyconv export {model.command}"),
         "SOURCES": "\n".join([*(_source(*pair, borders, flagged) for pair in pairs), *([_BORDERS] if borders else [])]),
         "BORDER": "constexpr int kBorder = {13};\nconstexpr int kPadBottom = {10}, kPadRight = {12};\n"
         if borders
         else "",
-        "ARCH": f'\nos.environ.setdefault("TORCH_CUDA_ARCH_LIST", "{arch}")\n' if arch else "",
+        "MAP": _MAP,
+        "ARCH": default_arch(arch),
         "WORKSPACE": WORKSPACE,
         "REST": ", _" if flagged else "",
         "FLAG": ", activates=False" if flagged else "",
         "NUMBER": ", activates" if flagged else "",
         "MODULES": "\n\n".join(_module(module, borders, forward_only, flagged) for module in dict.fromkeys(modules)),
-        "SIGNATURE": _signature(model),
-        "LAYERS": "\n".join(_layer(layer) for layer in model.layers),
-        "FORWARD": forward,
-        "INIT": model.init_inputs,
-        "BUILD": "\n".join(f"    _kernels({_name(layer)}, {_name(layer)}[2])" for layer in model.layers),
+        "BUILD": "\n".join(f"    _kernels({source_name(layer)}, {source_name(layer)}[2])" for layer in model.layers),
     }
-    if plain_name in _names(_filled("model", {**parts, "CLASS": "_"})):
-        raise ExportError(f"the file itself uses the name {class_name!r} for something else: choose another one")
-    return _filled("model", parts)
-
-
-def _names(text: str) -> set[str]:
-    """Names that a program reads, writes, defines or imports, except attributes."""
-    found = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Name):
-            found.add(node.id)
-        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            found.add(node.name)
-        elif isinstance(node, ast.alias):
-            found.add((node.asname or node.name).partition(".")[0])
-        elif isinstance(node, ast.arg):
-            found.add(node.arg)
-    return found
+    return _mapped(with_class_name(_TEMPLATES / "model.txt", parts, class_name))
 
 
 def _filled(name: str, parts: Mapping[str, str]) -> str:
-    """A template of ``templates/`` with its ``@PLACEHOLDERS@`` replaced."""
-    text = (_HERE / "templates" / f"{name}.txt").read_text(encoding="utf-8")
-    return re.sub(r"@([A-Z_]+)@", lambda found: parts[found.group(1)], text)
+    """A template of ``templates/``."""
+    return filled(_TEMPLATES / f"{name}.txt", parts)
 
 
 def _module(module: str, borders: bool, forward_only: bool, flagged: bool) -> str:
@@ -195,14 +165,10 @@ def _function(transposed: bool, volume: bool, forward_only: bool, flagged: bool)
     return "\n\n\n".join(text.strip("\n") for text in texts) + "\n"
 
 
-def _name(layer: Layer) -> str:
-    return layer.attribute.upper()
-
-
 def _source(layer: Layer, source: CudaSource, borders: bool, flagged: bool) -> str:
     """Python text of a layer's sources: both CUDA texts, the geometry of the second, and the entry points' calls;
     if ``flagged``, then its activation as PyTorch calls it, too."""
-    name, p = _name(layer), layer.picture
+    name, p = source_name(layer), layer.picture
     geometry = (p.in_channels, p.out_channels, p.groups, *p.kernel, *p.stride, *p.dilation, *p.padding)
     geometry += (list(PaddingMode).index(p.padding_mode),) if borders else ()
     calls = "".join(f'        "{function}": {_literal(call)},\n' for function, call in source.calls.items())
@@ -240,28 +206,30 @@ def _how(layer: Layer, source: CudaSource) -> str:
     return "\n".join(lines)
 
 
-def _signature(model: Model) -> str:
-    head, tail = "    def _make(", "):"
-    return _fitted(head, ("self", *model.signature), tail).removeprefix(head).removesuffix(tail)
+_MAP = "<map>"
+_HEADS = (
+    (r"(\w+)_DIRECT = ", r"CUDA source \1: direct kernels, for any geometry"),
+    (r"// ---- (\S+) -+$", r"\1"),
+    (r"def _compiled\(", "Python: compilation"),
+    (r"class \w+\(torch\.autograd\.Function\)", "autograd"),
+    (r"class (\w+)\(nn\.", r"module \1"),
+)
+"""Patterns of the lines at which a part of the file begins, and the names of the parts in the map."""
 
 
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, 117, break_on_hyphens=False, break_long_words=False)
-
-
-def _layer(layer: Layer) -> str:
-    arguments = (_name(layer), *re.split(r", (?![^(]*\))", layer.arguments))
-    return _fitted(f"        self.{layer.attribute} = {layer.module}(", arguments, ")")
-
-
-def _fitted(opening: str, items: Iterable[str], closing: str) -> str:
-    """Format as ruff does: all on one line, the items on a line of their own, or one item per line."""
-    listed = list(items)
-    joined = ", ".join(listed)
-    indent = " " * (len(opening) - len(opening.lstrip()))
-    if len(opening + joined + closing) <= 120:
-        return opening + joined + closing
-    if len(indent + joined) + 4 <= 120:
-        return f"{opening}\n{indent}    {joined}\n{indent}{closing}"
-    lines = "".join(f"{indent}    {item},\n" for item in listed)
-    return f"{opening}\n{lines}{indent}{closing}"
+def _mapped(text: str) -> str:
+    """Replace ``_MAP`` in the file's docstring by a list of its parts with their line numbers."""
+    lines = text.split("\n")
+    parts: list[tuple[int, str]] = []
+    launches = False  # whether the functions that launch kernels are still to come
+    for number, line in enumerate(lines, 1):
+        launches = launches or line.endswith('_PLANNED = r"""')
+        if launches and line.startswith("static "):
+            parts.append((number, "launches of these kernels"))
+            launches = False
+        for pattern, name in _HEADS:
+            if found := re.match(pattern, line):
+                summary = re.split(r"[.:,;(]", lines[number].removeprefix("// "))[0] if line.startswith("//") else ""
+                summary = textwrap.shorten(summary, 80, placeholder=" ...")
+                parts.append((number, f"{found.expand(name):<28} {summary}".rstrip()))
+    return text.replace(_MAP, "\n".join(f"  {number + len(parts) - 1:>5}  {name}" for number, name in parts))
