@@ -20,7 +20,6 @@ import argparse
 import hashlib
 import os
 import platform
-import re
 import subprocess
 import sys
 import sysconfig
@@ -29,6 +28,10 @@ from functools import cache
 from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import function_order
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("cpu", "cuda", "dispatch", "runtime")
@@ -107,32 +110,15 @@ def build(part: str = "cpu", module: Path | None = None, variant: str | None = N
     # unused libraries, which is not every linker's default.
     libraries = [f"-L{_torch() / 'lib'}", "-ltorch_cpu", "-lc10"] if part in WITH_TORCH else []
     linked = [str(_object(objects, source)) for source in sources]
-    command = [compiler(), *more_flags, "-shared", "-Wl,--as-needed", "-o", str(module), *linked, *libraries]
-    subprocess.run([*command, f"-Wl,-T,{_order(objects, linked)}"], check=True)
+    command = [compiler(), *more_flags, "-shared", "-Wl,--as-needed", *linked, *libraries]
+    if variant:
+        subprocess.run([*command, "-o", str(module)], check=True)
+        return module
+    unordered, order = objects / "unordered.so", objects / "order.ld"
+    subprocess.run([*command, "-o", str(unordered)], check=True)
+    function_order.write_script(unordered, order)
+    subprocess.run([*command, "-o", str(module), f"-Wl,-T,{order}"], check=True)
     return module
-
-
-def _order(objects: Path, linked: list[str]) -> Path:
-    """A linker script that places instances of function templates by the function's name.
-
-    They resemble each other, and the compression of a wheel looks back 32 KiB: the wheel is 0.4 MB smaller.
-    """
-    listed = subprocess.run(["nm", "--format=posix", *linked], check=True, capture_output=True, text=True).stdout
-    symbols = sorted(set(re.findall(r"^(_Z\w+) W ", listed, re.MULTILINE)))
-    names = subprocess.run(["c++filt"], input="\n".join(symbols), check=True, capture_output=True, text=True).stdout
-    order = sorted(symbols, key=dict(zip(symbols, map(_path, names.splitlines()), strict=True)).__getitem__)
-    placed = "".join(f"*(.text.{symbol})\n" for symbol in order)
-    script = objects / "order.ld"
-    script.write_text(f"SECTIONS {{ .text.ordered : {{\n{placed}}} }} INSERT BEFORE .text;\n")
-    return script
-
-
-def _path(name: str) -> list[str]:
-    """Names of a function, its class and its namespaces, without arguments: ``A::B<int>::f(char)`` is ``[f, B, A]``."""
-    found = 1
-    while found:
-        name, found = re.subn(r"<[^<>]*>|\([^()]*\)", "", name)
-    return name.split("::")[::-1]
 
 
 @cache

@@ -31,7 +31,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("POLYCONV_BUILD_DIR", raising=False)
     root = tmp_path / "tree"
     (root / "csrc" / "cpu").mkdir(parents=True)
-    shutil.copy(SCRIPT, root / "csrc" / "build.py")
+    for name in ("build.py", "function_order.py"):
+        shutil.copy(SCRIPT.with_name(name), root / "csrc")
     (root / "csrc" / "cpu" / "number.h").write_text("#define NUMBER 1\n")
     (root / "csrc" / "cpu" / "uses.cc").write_text('#include "number.h"\nint uses() { return NUMBER; }\n')
     (root / "csrc" / "cpu" / "alone.cc").write_text("int alone() { return 0; }\n")
@@ -112,14 +113,6 @@ def test_modules_do_not_depend_on_folders(root: Path, tmp_path: Path, monkeypatc
     assert modules[0] == modules[1]
 
 
-def test_instances_of_a_function_are_neighbours(root: Path) -> None:
-    assert load(root)._path("polyconv::A<int, B<2> >::run(char, (anonymous namespace)::C) const") == [
-        "run const",
-        "A",
-        "polyconv",
-    ]
-
-
 def test_a_failure_is_compiled_again(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
     compiled(root)
     source = root / "csrc" / "cpu" / "alone.cc"
@@ -139,3 +132,27 @@ def test_a_variant_stays_beside_its_objects(root: Path, variant: str) -> None:
     assert module == root / "build" / f"cpu-{variant.replace(',', '-')}" / "_native.abi3.so"
     assert module.exists()
     assert not (root / "src").exists()
+
+
+def test_similar_functions_are_neighbours(root: Path) -> None:
+    """Two families of functions that alternate, larger than the window together."""
+    load(root)
+    order = sys.modules["function_order"].similar_together
+    families = [os.urandom(20_000) for _ in range(2)]
+    found = order([families[index % 2] + bytes([index]) * 8 for index in range(8)])
+    assert sorted(found) == list(range(8))
+    assert [index % 2 for index in found] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert order([]) == []
+    assert order([b"", b""]) == [0, 1]
+
+
+def test_instances_of_templates_are_ordered(root: Path) -> None:
+    text = "template <int N> __attribute__((used)) inline int instance() { return N; }\n"
+    text += "int all() { return instance<1>() + instance<2>() + instance<3>(); }\n"
+    (root / "csrc" / "cpu" / "instances.cc").write_text(text)
+    load(root).build()
+    script = root / "build" / "cpu" / "order.ld"
+    first = script.read_text()
+    assert {f"*(.text._Z8instanceILi{number}EEiv)" for number in (1, 2, 3)} <= set(first.splitlines())
+    load(root).build()
+    assert script.read_text() == first

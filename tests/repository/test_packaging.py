@@ -227,6 +227,22 @@ def test_same_files_give_the_same_source_archive(tmp_path: Path) -> None:
         artifacts.check_same(first, third)
 
 
+def test_compressed_wheels(wheel: Path, tmp_path: Path) -> None:
+    """Smaller, the same bytes each time, and with the same files, times and permissions."""
+    compression = pytest.importorskip("release.compression", reason="needs deflate: tools/release/requirements.txt")
+    copies = [Path(shutil.copy(wheel, tmp_path / name)) for name in ("one.whl", "other.whl")]
+    for copy in copies:
+        compression.compress(copy)
+    artifacts.check_same(*copies)
+    assert copies[0].stat().st_size < wheel.stat().st_size
+    with zipfile.ZipFile(wheel) as before, zipfile.ZipFile(copies[0]) as after:
+        assert after.testzip() is None
+        kept = [member for member in before.infolist() if not member.is_dir()]
+        for old, new in zip(kept, after.infolist(), strict=True):
+            assert (old.filename, old.date_time, old.external_attr) == (new.filename, new.date_time, new.external_attr)
+            assert before.read(old) == after.read(new)
+
+
 def test_bill_of_materials() -> None:
     """The version, what is required, and what is compiled in; in a wheel without native modules, nothing is."""
     described = {

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 SDIST_LIMIT = 2_300_000
 """Size limit [bytes]: sources, golden record and profiles are smaller; anything above slipped in."""
 
-WHEEL_LIMIT = 4_400_000
+WHEEL_LIMIT = 4_000_000
 """Size limit of a wheel [bytes]."""
 
 SDIST_HAS = (
@@ -60,6 +60,7 @@ LIBRARIES = frozenset(
         "libm.so.6",
         "libc.so.6",
         "ld-linux-x86-64.so.2",
+        "ld-linux-aarch64.so.1",
     }
 )
 """Libraries that the kernels may need: torch's, which torch has loaded, and those of every Linux.
@@ -71,7 +72,7 @@ NEWEST_GLIBC = (2, 28)
 """glibc of the machines that torch's own wheels support (manylinux_2_28)."""
 
 
-PLATFORMS = {"x86_64": "manylinux_2_28_x86_64"}
+PLATFORMS = {"x86_64": "manylinux_2_28_x86_64", "aarch64": "manylinux_2_28_aarch64"}
 """By processor, the platforms whose wheels have native modules. All others install the wheel without."""
 
 

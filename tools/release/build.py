@@ -36,6 +36,7 @@ from artifacts import (
     normalise_sdist,
     sdist_names,
 )
+from compression import compress
 from materials import bill
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,6 +99,7 @@ def _build(revision: str | None, output: Path, work: Path) -> list[Path]:
     with _step("the wheel without kernels"):
         pure = _wheel(sdist, work / "pure", native=False)
         pure = _with_bill(pure, bill(tree, version, native=False), output)
+        compress(pure)
         check_wheel(pure, package, version, native=False)
     with _step("the wheel with kernels"):
         plain = _wheel(sdist, work / "plain", native=True)
@@ -105,9 +107,10 @@ def _build(revision: str | None, output: Path, work: Path) -> list[Path]:
         materials.write_text(bill(tree, version, native=True))
         plain = _with_bill(plain, materials.read_text(), work / "with bill")
         torch = ("--exclude", "libtorch*.so", "--exclude", "libc10*.so")
-        target = ("--plat", PLATFORMS[platform.machine()], "--only-plat", "--zip-compression-level", "9", "-w", output)
+        target = ("--plat", PLATFORMS[platform.machine()], "--only-plat", "-w", output)
         _python("auditwheel", "repair", "--strip", *target, *torch, plain)
         native = _only(output, "*manylinux*.whl")
+        compress(native)
         check_wheel(native, package, version, native=True)
     return [sdist, native, pure, materials]
 
