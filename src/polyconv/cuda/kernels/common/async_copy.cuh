@@ -31,6 +31,12 @@ __device__ __forceinline__ void copy16_or_zeros(u32 to, const void* from, bool r
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(really ? 16 : 0) : "memory");
 }
 
+// Stores a chunk with one first element, and zeros behind it, to an address in shared memory.
+template <class Element>
+__device__ __forceinline__ void store_shared_chunk(u32 to, Element first) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %2, %2};" ::"r"(to), "r"(u32(first.bits)), "r"(0) : "memory");
+}
+
 // Closes the group of the copies started since the last call.
 __device__ __forceinline__ void close_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");

@@ -10,32 +10,9 @@
 // different banks. Afterwards each warp uses its own part for 16 pixels of sums at a time, [16][N / kWarpsN + 8] floats.
 #pragma once
 
-#include "common/async_copy.cuh"
 #include "implicit_gemm/fprop_dgrad_mma.cuh"
 
 namespace polyconv {
-
-constexpr int kChunk = 8;  // channels of 16 bytes
-constexpr int kPipelinedDepth = 32;  // reduction steps per stage
-
-template <class Element, int kWarpsM, int kWarpsN, int kUnitsM, int kUnitsN, int kStages_>
-struct PipelinedTile : MatrixTile<Element, kWarpsM, kWarpsN, kUnitsM, kUnitsN> {
-  using Base = MatrixTile<Element, kWarpsM, kWarpsN, kUnitsM, kUnitsN>;
-  using Base::kM, Base::kN;
-  static constexpr int kDepth = kPipelinedDepth, kStages = kStages_;
-  static constexpr int kBytesA = 2 * kDepth * kM, kBytesB = 2 * kDepth * kN, kStageBytes = kBytesA + kBytesB;
-  static constexpr int kRingBytes = kStages * kStageBytes;
-  static constexpr int kWarpN = kUnitsN * kMatrix;   // columns of a warp
-  static constexpr int kPitchSums = kWarpN + kChunk;  // neighbouring rows of sums begin in different banks
-  static_assert(kWarpsM * kWarpsN * kMatrix * kPitchSums * 4 <= kRingBytes, "sums need more than the ring");
-};
-
-// Position of a chunk in a tile of rows of kChunks chunks, in bytes. Eight rows at one chunk cover all banks.
-template <int kChunks>
-__device__ __forceinline__ u32 swizzled(int row, int chunk) {
-  constexpr int kRowsPerLine = kChunks < 8 ? 8 / kChunks : 1, kMask = (kChunks < 8 ? kChunks : 8) - 1;
-  return 16 * (row * kChunks + (chunk ^ (row / kRowsPerLine & kMask)));
-}
 
 // Copies of a[M][32]: a thread has one chunk of every row of kThreads / 4, under one tap after another.
 template <class Tile>
@@ -51,7 +28,11 @@ struct SourceCopies {
   int channel, columns_left, rows_left;
 
   __device__ __forceinline__ SourceCopies(const ImplicitGemmParamsFor<Tile>& p, const ImplicitGemmBlock<Tile>& block)
-      : p(p), block(block), channel(threadIdx.x % kChunks * kChunk), columns_left(block.w.taps), rows_left(block.h.taps) {
+      : p(p),
+        block(block),
+        channel(threadIdx.x % kChunks * kChunk),
+        columns_left(block.w.taps),
+        rows_left(block.h.taps) {
 #pragma unroll
     for (int q = 0; q < kPixels; q++) {
       const u32 index = block.first_pixel + threadIdx.x / kChunks + q * kRowsAtOnce;
@@ -155,43 +136,24 @@ __device__ __forceinline__ void multiply_stage(Accumulators<typename Tile::Base>
   }
 }
 
-// Accumulates all rows of the block's phase. A step's barrier also says that the stage before is free again.
+// Accumulates all rows of the block's phase.
 template <class Tile>
 __device__ __forceinline__ void accumulate_pipelined(Accumulators<typename Tile::Base>& c,
                                                      const ImplicitGemmParamsFor<Tile>& p,
                                                      const ImplicitGemmBlock<Tile>& block, u32 ring) {
   const int lane = threadIdx.x % 32, row = lane % kMatrix, half = lane / kMatrix;
   const TilePlace<typename Tile::Base> place(threadIdx.x);
-  const u32 end = ring + Tile::kRingBytes;
   const u32 a = swizzled<Tile::kDepth / kChunk>(place.m + row, half);
   const u32 b = Tile::kBytesA + swizzled<Tile::kN / kChunk>(row, place.n / kChunk + half);
   SourceCopies<Tile> source(p, block);
   PackedCopies<Tile> packed(p, block);
-  u32 read = ring, write = ring;
-  int ahead = block.rows / Tile::kDepth;  // steps whose copies have not been started
-
-  const auto start = [&] {
-    if (ahead > 0) {
-      source.start(write + SourceCopies<Tile>::place());
-      packed.start(write + Tile::kBytesA + PackedCopies<Tile>::place());
-      source.advance();
-    }
-    ahead--;
-    close_copies();  // a group may be empty: their number is that of the steps
-    write += Tile::kStageBytes;
-    if (write == end) write = ring;
+  const auto start = [&](u32 stage) {
+    source.start(stage + SourceCopies<Tile>::place());
+    packed.start(stage + Tile::kBytesA + PackedCopies<Tile>::place());
+    source.advance();
   };
-#pragma unroll
-  for (int stage = 0; stage < Tile::kStages - 1; stage++) start();
-#pragma unroll 1
-  for (int left = block.rows; left > 0; left -= Tile::kDepth) {
-    wait_for_copies<Tile::kStages - 2>();
-    __syncthreads();
-    start();
-    multiply_stage<Tile>(c, read + a, read + b);
-    read += Tile::kStageBytes;
-    if (read == end) read = ring;
-  }
+  pipeline<Tile>(ring, block.rows / Tile::kDepth, start,
+                 [&](u32 stage) { multiply_stage<Tile>(c, stage + a, stage + b); });
 }
 
 // Eight neighbouring elements of one row of sums: bias and epilogue are applied, and 16 bytes stored.
@@ -221,11 +183,13 @@ __device__ __forceinline__ void write_pipelined(const Accumulators<typename Tile
                                                 unsigned char* shared) {
   using Element = typename Tile::Element;
   using Instruction = typename Tile::Instruction;
-  constexpr int kChunks = Tile::kWarpN / kChunk, kRows = 32 / kChunks;
+  constexpr int kWarpN = Tile::kUnitsN * kMatrix, kChunks = kWarpN / kChunk, kRows = 32 / kChunks;
+  constexpr int kPitch = kWarpN + kChunk;  // rows that are stored at once begin in different banks
+  static_assert(Tile::kThreads / 32 * kMatrix * kPitch * 4 <= Tile::kRingBytes, "the sums need more than the ring");
   const ImplicitGemmBlock<Tile> block(p);
   const u32 thread = fresh_thread(), lane = thread % 32;
   const TilePlace<typename Tile::Base> place(thread);
-  float* sums = reinterpret_cast<float*>(shared) + thread / 32 * kMatrix * Tile::kPitchSums;
+  float* sums = reinterpret_cast<float*>(shared) + thread / 32 * kMatrix * kPitch;
   const int column = lane % kChunks * kChunk, output = block.first_output + place.n + column;
   float bias[kChunk];
 #pragma unroll
@@ -238,14 +202,14 @@ __device__ __forceinline__ void write_pipelined(const Accumulators<typename Tile
     for (int n = 0; n < Tile::kUnitsN; n++)
 #pragma unroll
       for (int i = 0; i < 8; i += 2)
-        *reinterpret_cast<float2*>(sums + Instruction::row(lane, i) * Tile::kPitchSums + n * kMatrix +
+        *reinterpret_cast<float2*>(sums + Instruction::row(lane, i) * kPitch + n * kMatrix +
                                    Instruction::column(lane, i)) = make_float2(c.sum[m][n][i], c.sum[m][n][i + 1]);
     __syncwarp();
 #pragma unroll 1
     for (int row = lane / kChunks; row < kMatrix; row += kRows) {
       const u32 pixel = block.first_pixel + place.m + m * kMatrix + row;
       if (pixel < block.pixels && output < p.outputs)
-        write_chunk<Tile>(p, sums + row * Tile::kPitchSums + column, bias, written_at(pixel, p, block) + output);
+        write_chunk<Tile>(p, sums + row * kPitch + column, bias, written_at(pixel, p, block) + output);
     }
   }
 }
@@ -258,8 +222,6 @@ __device__ __forceinline__ void implicit_gemm_nhwc(const Params& p) {
 
   Accumulators<typename Tile::Base> c;
   accumulate_pipelined<Tile>(c, p, block, u32(__cvta_generic_to_shared(shared)));
-  wait_for_copies<0>();
-  __syncthreads();  // the ring is free
   write_pipelined<Tile>(c, p, shared);
 }
 

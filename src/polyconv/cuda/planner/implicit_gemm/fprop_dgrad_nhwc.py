@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ....problem import HALF_DTYPES, PaddingMode, Pass, Problem, Strides
+from ....problem import HALF_DTYPES, PaddingMode, Pass, Problem
 from ..epilogue import kernel_with_epilogue
 from ..kernel_params import PHASE_FACTS, half_structs
 from ..plan import KernelSpec, Task
@@ -20,9 +20,9 @@ from .fprop_dgrad import (
     ImplicitGemmParams,
     LoaderKind,
     PackParams,
+    PhaseTables,
     Roles,
-    _PhaseTables,
-    _Slab,
+    Slab,
     roles,
 )
 from .fprop_dgrad_mma import ImplicitGemmMmaCandidate
@@ -30,7 +30,7 @@ from .tiles import PIPELINED_LONG, PIPELINED_SMALL, PIPELINED_SQUARE, PIPELINED_
 
 DTYPES = HALF_DTYPES
 CHUNK = 8
-"""Channels of one copy and of one store (``kChunk`` in the header)."""
+"""Channels of one copy and of one store (``kChunk`` in implicit_gemm/mma_tile.cuh)."""
 GENERATIONS = range(80, 1000)
 """Compute capabilities with cp.async and m16n8k16."""
 TILES = (PIPELINED_SQUARE, PIPELINED_LONG, PIPELINED_TALL, PIPELINED_SMALL)
@@ -48,6 +48,21 @@ PACKS = {
     ).of_halves(dtype)
     for dtype, struct in half_structs(PackParams).items()
 }
+
+
+def pipeline_facts(tile: PipelinedTile) -> dict[str, int]:
+    """Device constants that launches with a tile rely on."""
+    return {**tile.facts, f"{tile.cpp}::kRingBytes": tile.ring_bytes, "polyconv::kChunk": CHUNK}
+
+
+def why_not_in_chunks(problem: Problem) -> str | None:
+    """Why the channels of x or y cannot be copied eight at a time, or None."""
+    if any(channels % CHUNK for channels in problem.channels_per_group):
+        return f"channels per group are not multiples of {CHUNK}"
+    for batch, channel, row, column in (problem.x_strides, problem.y_strides):
+        if channel != 1 or batch % CHUNK or row % CHUNK or column % CHUNK or not problem.vector_aligned:
+            return "channels are not adjacent (channels_last) and aligned to 16 bytes"
+    return None
 
 
 @dataclass(frozen=True)
@@ -71,12 +86,7 @@ class ImplicitGemmNhwcCandidate(ImplicitGemmMmaCandidate):
             symbol=f"implicit_gemm_nhwc_{tile.name}",
             threads=tile.threads,
             min_blocks=tile.min_blocks(0),
-            facts={
-                **tile.facts,
-                f"{tile.cpp}::kRingBytes": tile.ring_bytes,
-                "polyconv::kChunk": CHUNK,
-                **PHASE_FACTS,
-            },
+            facts={**pipeline_facts(tile), **PHASE_FACTS},
             generations=GENERATIONS,
         )
         return replace(kernel_with_epilogue(plain), symbol=plain.symbol).of_halves(tile.dtype)
@@ -87,24 +97,13 @@ class ImplicitGemmNhwcCandidate(ImplicitGemmMmaCandidate):
             return f"more than {MOST_GROUPS} groups"
         if r.border is not PaddingMode.ZEROS:
             return f"cannot read a {r.border} border"
-        if r.channels % CHUNK or r.outputs % CHUNK:
-            return f"channels per group are not multiples of {CHUNK}"
-        if not (problem.vector_aligned and _in_chunks(r.source_strides) and _in_chunks(r.written_strides)):
-            return "channels are not adjacent (channels_last) and aligned to 16 bytes"
-        return None
+        return why_not_in_chunks(problem)
 
-    def _gather_task(self, problem: Problem, r: Roles, tables: _PhaseTables, slab: _Slab) -> Task:
+    def _gather_task(self, problem: Problem, r: Roles, tables: PhaseTables, slab: Slab) -> Task:
         return replace(super()._gather_task(problem, r, tables, slab), dynamic_shared=self.tile.ring_bytes)
 
 
-def _in_chunks(strides: Strides) -> bool:
-    batch, channel, row, column = strides
-    return channel == 1 and not any(stride % CHUNK for stride in (batch, row, column))
-
-
-CANDIDATES = {
-    dtype: tuple(ImplicitGemmNhwcCandidate(tile.of(dtype), COPIED) for tile in TILES) for dtype in DTYPES
-}
+CANDIDATES = {dtype: tuple(ImplicitGemmNhwcCandidate(tile.of(dtype), COPIED) for tile in TILES) for dtype in DTYPES}
 
 
 def candidates(problem: Problem) -> Iterator[ImplicitGemmNhwcCandidate]:

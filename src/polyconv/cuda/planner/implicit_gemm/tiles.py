@@ -123,7 +123,7 @@ class MatrixTile(BlockTile):
 
 @dataclass(frozen=True, slots=True)
 class PipelinedTile(MatrixTile):
-    """``polyconv::PipelinedTile`` of implicit_gemm/fprop_dgrad_nhwc.cuh: operands are copied ``stages`` - 1 steps
+    """``polyconv::PipelinedTile`` of implicit_gemm/mma_tile.cuh: operands are copied ``stages`` - 1 steps
     ahead into a ring in dynamic shared memory."""
 
     stages: int = 3
@@ -163,3 +163,5 @@ PIPELINED_SQUARE = PipelinedTile(2, 2, 4, 4)
 PIPELINED_LONG = PipelinedTile(4, 1, 4, 4)
 PIPELINED_TALL = PipelinedTile(2, 2, 4, 2, stages=4)
 PIPELINED_SMALL = PipelinedTile(2, 2, 2, 2, stages=4)
+PIPELINED_WIDEST = PipelinedTile(1, 4, 4, 4)
+PIPELINED_WIDE = PipelinedTile(2, 2, 2, 4, stages=4)
