@@ -97,7 +97,7 @@ class ImplicitGemmMmaCandidate(ImplicitGemmCandidate):
         return True
 
     def _gather_task(self, problem: Problem, r: Roles, tables: PhaseTables, slab: Slab) -> Task:
-        """With the lines that a warp reads because its 32 pixels are not adjacent. The profiles are of adjacent ones."""
+        """With the lines that a warp reads because its 32 pixels are not adjacent, as in the profiles."""
         task = super()._gather_task(problem, r, tables, slab)
         if self.loader not in GATHERS_PIXELS:
             return task

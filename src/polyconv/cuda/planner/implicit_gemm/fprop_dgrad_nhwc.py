@@ -45,6 +45,7 @@ PACKS = {
         symbol=f"implicit_gemm_pack_weights_{PipelinedTile.depth}",
         threads=256,
         facts=PACK_FACTS,
+        generations=GENERATIONS,
     ).of_halves(dtype)
     for dtype, struct in half_structs(PackParams).items()
 }
