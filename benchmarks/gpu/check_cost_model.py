@@ -1,30 +1,33 @@
-"""The cost model's bounds against counted ones: every Conv2d workload, three passes, planned for a V100.
+"""The cost model's bounds against counted ones: every Conv2d workload, three passes.
 
-    python benchmarks/gpu/check_cost_model.py                 # all workloads
-    python benchmarks/gpu/check_cost_model.py W1,models       # these
+    python benchmarks/gpu/check_cost_model.py                                    # all workloads on a V100
+    python benchmarks/gpu/check_cost_model.py W1,models                          # these
+    python benchmarks/gpu/check_cost_model.py W1 a100 bfloat16 channels_last     # on a GPU, in a dtype and layout
 
 Predicted: instructions and bytes per block, tile and step (profiles.json) times what the launches say they do.
-Counted: sampled blocks of the full-size launches, executed as sm_70 machine code. Both are sums over the launches of a
-plan of the time that the scarcest resource needs. Exit code 1 if any differs by more than 15 %.
+Counted: sampled blocks of the full-size launches, executed as machine code. Both are sums over the launches of a
+plan of the time that the scarcest resource needs. Exit code 1 if any differs by more than 15 %. In half precision the
+last figure is the time of the multiplications at the tensor cores' peak, over the counted time.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
+from dataclasses import replace
 
 from polyconv.cuda.jit.cache import KernelCache
 from polyconv.cuda.planner import DEVICES, plan_cuda
 from polyconv.cuda.planner.cost import bound_us
 from polyconv.measure import workloads
-from polyconv.problem import Pass
+from polyconv.problem import HALF_DTYPES, Pass
 from polyconv.tools.inspect.emulated_cost import count_plan, emulator
 
-V100 = DEVICES["v100"]
 TOLERANCE = 0.15
 
 
-def main(names: str = "all12,models") -> int:
+def main(names: str = "all12,models", gpu_name: str = "v100", dtype: str = "float32", layout: str = "") -> int:
+    device = DEVICES[gpu_name]
     gpu = emulator()
     assert gpu is not None, "counted figures need the emulator: in a source checkout, pip install -e tools/gpu_emulator"
     cache = KernelCache()
@@ -32,12 +35,13 @@ def main(names: str = "all12,models") -> int:
     compared = 0
     for workload in workloads.find(names):
         for kind in Pass:
-            problem = workload.problem(kind)
-            plan = plan_cuda(problem, V100)
+            problem = replace(workload.problem(kind), dtype=dtype)
+            problem = problem.channels_last() if layout == "channels_last" else problem
+            plan = plan_cuda(problem, device)
             specs = list(dict.fromkeys(plan.kernels))
-            cubins = dict(zip(specs, cache.get_many(specs, V100.arch), strict=True))
-            counted = count_plan(gpu, plan, cubins, V100)
-            predicted_ms = sum(bound_us(launch, V100) for launch in plan.launches) / 1e3
+            cubins = dict(zip(specs, cache.get_many(specs, device.arch), strict=True))
+            counted = count_plan(gpu, plan, cubins, device)
+            predicted_ms = sum(bound_us(launch, device) for launch in plan.launches) / 1e3
             counted_ms = sum(one.bound_ms for one in counted)
             off = predicted_ms / counted_ms - 1
             compared += 1
@@ -46,6 +50,9 @@ def main(names: str = "all12,models") -> int:
             kernels = ", ".join(
                 f"{symbol} x{n}" for symbol, n in Counter(one.kernel.symbol for one in plan.launches).items()
             )
+            if dtype in HALF_DTYPES:
+                rate = device.products_per_clock(dtype) * device.sms * device.clock_mhz
+                kernels += f", {problem.multiplications / rate / 1e3 / counted_ms:.0%}"
             print(
                 f"{workload.name:20} {kind!s:6} predicted {predicted_ms:9.4f} ms  counted {counted_ms:9.4f} ms "
                 f"{off:+7.1%}  {kernels}",

@@ -85,6 +85,14 @@ def problems() -> list[Problem]:
                 pad = (taps[0] // 2, taps[0] // 2, taps[1] // 2, taps[1] // 2)
                 p = make(1, 32, (rows, 75), 32, taps, groups=32, stride=(stride, stride), padding=pad)
                 found.append(p if lanes == strip.COLUMNS else _channels_last(p))
+    for c, size, k, taps in (
+        (64, (32, 48), 128, 3),
+        (128, (28, 28), 128, 1),
+        (256, (16, 32), 256, 1),
+        (32, (30, 40), 64, 5),
+    ):
+        p = make(1, c, size, k, (taps, taps), padding=(taps // 2,) * 4, dtype="float16")
+        found.append(_channels_last(p))
     return found
 
 
@@ -145,7 +153,7 @@ def main(wanted: str = "") -> None:
     cache = KernelCache()
     seen: dict[str, list] = defaultdict(list)
     for forward in problems():
-        for kind, dtype in product(Pass, ("float32", "float16")):
+        for kind, dtype in product(Pass, ("float32", "float16") if forward.dtype == "float32" else (forward.dtype,)):
             problem = replace(forward, kind=kind, dtype=dtype)
             for way in candidates(problem):
                 if way.refusal(problem) is None:

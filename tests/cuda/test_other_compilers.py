@@ -42,6 +42,7 @@ ONLY_VOLTA = {"winograd_fp16x3/fused", "winograd_fp16x3/wgrad"}
 SHAPES = {
     "depthwise": Shape((1, 16, 20, 20), 16, (3, 3), padding=(1, 1, 1, 1), groups=16),
     "1x1": Shape((2, 20, 10, 14), 36, (1, 1)),
+    "nhwc": Shape((1, 16, 20, 20), 32, (3, 3), padding=(1, 1, 1, 1), layout="channels_last"),
     "": Shape((1, 16, 20, 20), 32, (3, 3), padding=(1, 1, 1, 1)),
 }
 """By a part of a family's name."""

@@ -108,6 +108,24 @@ def test_zero_fill(nvrtc: Compiler, bytes_left: int) -> None:
     assert report.loads.sectors == (8 if bytes_left else 0)
 
 
+def test_ignored_sources_are_zeros(nvrtc: Compiler) -> None:
+    """Also where the address is outside of every buffer. The machine instruction has the predicate, and no ZFILL."""
+    source = """
+    extern "C" __global__ void k(unsigned* o, const unsigned* g, int n) {
+      __shared__ __align__(16) unsigned s[4 * 32];
+      const unsigned* from = threadIdx.x < n ? g + 4 * threadIdx.x : nullptr;
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                   :: "r"((unsigned)__cvta_generic_to_shared(s + 4 * threadIdx.x)), "l"(from),
+                      "r"(threadIdx.x < n ? 16 : 0) : "memory");
+      WAIT_ALL;
+      for (int i = 0; i < 4; i++) o[4 * threadIdx.x + i] = s[4 * threadIdx.x + i];
+    }"""
+    out, values = np.full(128, 7, np.uint32), np.arange(1, 129, dtype=np.uint32)
+    report = gpu_emulator.run(nvrtc(PRELUDE + source, "sm_80"), "k", 1, 32, [out, values, gpu_emulator.i32(10)])
+    assert np.array_equal(out, np.where(np.arange(128) < 40, values, 0))
+    assert report.loads.sectors == 5
+
+
 MATRICES = """
 extern "C" __global__ void k(unsigned* o, const unsigned* g) {
   __shared__ __align__(16) unsigned s[32 * STRIDE];

@@ -10,7 +10,7 @@
 namespace gpu_emulator {
 namespace {
 
-enum CopyFlags : uint8_t { kZeroFill = 1 };
+enum CopyFlags : uint8_t { kZeroFill = 1, kPredicated = 2 };
 
 // src[0..1] and offset: global address; src[4..5] and imm: shared address.
 void run_ldgsts(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
@@ -18,7 +18,7 @@ void run_ldgsts(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
   global_addresses(w, in, from);
   const uint32_t *base = w.row(in.src[4]), *uniform = w.row(in.src[5]);
   uint32_t bytes[kLanes], loads = mask;
-  if (in.flags & kZeroFill) loads &= w.predicate(in.psrc[0]);
+  if (in.flags & kPredicated) loads &= w.predicate(in.psrc[0]);  // the others write zeros
   for (int l = 0; l < kLanes; l++) {
     to[l] = (base[l] << in.scale_shift) + uniform[l] + in.imm;
     bytes[l] = in.width;
@@ -38,14 +38,15 @@ void run_ldgsts(Machine& m, Warp& w, const Inst& in, uint32_t mask) {
   }
 }
 
-// LDGSTS.E.BYPASS.128.ZFILL [R13+0xc00], [R10.64], P0
+// LDGSTS.E.BYPASS.128.ZFILL [R13+0xc00], [R10.64], P0. Without ZFILL the predicate is that of cp.async's ignore-src,
+// which is also what ptxas makes of a source size that is either 0 or all.
 void bind_ldgsts(Binder& b) {
   Inst& in = b.inst;
   if (!b.take("E")) throw Unsupported("32-bit global address");
   b.ignore({"BYPASS", "LTC64B", "LTC128B", "LTC256B"});  // caching hints
   const int width = b.take_one({"128", "64"});
   in.width = width == 0 ? 16 : width == 1 ? 8 : 4;
-  in.flags = b.take("ZFILL") ? kZeroFill : 0;
+  if (b.take("ZFILL")) in.flags |= kZeroFill;
   b.address();
   in.src[4] = in.src[0];
   in.src[5] = in.src[1];
@@ -53,7 +54,7 @@ void bind_ldgsts(Binder& b) {
   in.wide_address = true;
   b.address();
   if (b.more()) {
-    if (!in.flags) throw Unsupported("predicate without ZFILL");
+    in.flags |= kPredicated;
     b.predicate_source(0);
   }
   b.kernel().asynchronous_copies = true;

@@ -26,9 +26,6 @@ from .volumes import CudaVolumePlan, planned
 AHEAD = 1.3
 """Least expected speed-up for polyconv's plan to run. The cost model agrees with counted times within 15 %, and
 published times are up to 25 % below the time that is expected of PyTorch. The errors are independent."""
-SCATTERED = 3.5
-"""Factor on polyconv's half-precision implicit GEMMs of channels_last tensors. Their elements are loaded one by one,
-which the cost model does not see: on an A100 1.3 to 3.8 times the modelled time was counted."""
 CAST_EFFICIENCY = 0.7
 """Share of the bandwidth that casts between half precision and float32 reach."""
 
@@ -234,9 +231,7 @@ def why_not_aten(problem: Problem, device: CudaDevice) -> str | None:
 
 
 def own_us(plan: Plan | CudaVolumePlan, problem: Problem, device: CudaDevice) -> float:
-    """Modelled time of polyconv's plan, with casts, and with what the cost model is known to leave out."""
-    if problem.dtype in HALF_DTYPES and _is_channels_last(problem):
-        return SCATTERED * plan.cost_us
+    """Modelled time of polyconv's plan, with casts."""
     if not _is_widened(problem):
         return plan.cost_us
     read_and_written = 1.5 * (moved_bytes(problem) + problem.element_bytes * prod(problem.w_shape))

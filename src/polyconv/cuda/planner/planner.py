@@ -13,7 +13,7 @@ from .candidate import CudaCandidate, FastCandidate
 from .cost import tasks_us, why_not_on, worth_residing
 from .depthwise import halo, strip
 from .device import CudaDevice, why_too_old
-from .implicit_gemm import fprop_dgrad, fprop_dgrad_mma, wgrad_1x1, wgrad_mma
+from .implicit_gemm import fprop_dgrad, fprop_dgrad_mma, fprop_dgrad_nhwc, wgrad_1x1, wgrad_mma, wgrad_nhwc
 from .implicit_gemm import wgrad as implicit_gemm_wgrad
 from .plan import KernelSpec, Plan, Task, direct_name
 from .winograd import fused as winograd_fused
@@ -40,7 +40,9 @@ FAMILIES: tuple[ModuleType, ...] = (
     winograd_fp16x3_wgrad,
     winograd_fp16x3_nonfused,
     fprop_dgrad_mma,
+    fprop_dgrad_nhwc,
     wgrad_mma,
+    wgrad_nhwc,
 )
 """Modules with ``candidates(problem)`` and ``all_kernels()``; with ``DTYPES`` if not for float32."""
 

@@ -161,7 +161,7 @@ PACK = KernelSpec.of(PackParams, "implicit_gemm/pack_weights", GemmTile.depth, t
 
 
 @dataclass(frozen=True, slots=True)
-class _PhaseTables:
+class PhaseTables:
     """Phases of one launch, and the first row of packed weights of each pair."""
 
     h: tuple[Phase, ...]
@@ -177,7 +177,7 @@ class _PhaseTables:
 
 
 @lru_cache(maxsize=1024)
-def _tables(problem: Problem, depth: int) -> tuple[_PhaseTables, ...]:
+def _tables(problem: Problem, depth: int) -> tuple[PhaseTables, ...]:
     r = roles(problem)
     found = []
     for phases_h in _chunks(r.phases_h):
@@ -187,7 +187,7 @@ def _tables(problem: Problem, depth: int) -> tuple[_PhaseTables, ...]:
                 for w in phases_w:
                     first_rows.append(total)
                     total += round_up(h.taps * w.taps * r.channels, depth)
-            found.append(_PhaseTables(phases_h, phases_w, tuple(first_rows), total))
+            found.append(PhaseTables(phases_h, phases_w, tuple(first_rows), total))
     return tuple(found)
 
 
@@ -197,7 +197,7 @@ def _chunks(phases: tuple[Phase, ...]) -> Iterator[tuple[Phase, ...]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Slab:
+class Slab:
     """Images that one launch writes, and lines of each of their phases."""
 
     first_image: int
@@ -320,7 +320,7 @@ class ImplicitGemmCandidate(DirectCandidate):
     def _outputs_padded(self, r: Roles) -> int:
         return round_up(r.outputs, self.tile.n)
 
-    def _slabs(self, problem: Problem, r: Roles, tables: _PhaseTables) -> Iterator[_Slab]:
+    def _slabs(self, problem: Problem, r: Roles, tables: PhaseTables) -> Iterator[Slab]:
         """Slabs of fewer than 2^31 flattened pixels: whole images, or rows of one image."""
         most_rows, most_columns = max(h.count for h in tables.h), max(w.count for w in tables.w)
         limit = (DIVIDEND_LIMIT - 1) // ceil_div(r.outputs, self.tile.n) // self.tile.m * self.tile.m
@@ -328,9 +328,9 @@ class ImplicitGemmCandidate(DirectCandidate):
         lines = most_rows if images > 1 else min(most_rows, limit // most_columns)
         for first_image in range(0, problem.batch, images):
             for first_line in range(0, most_rows, max(lines, 1)):
-                yield _Slab(first_image, min(images, problem.batch - first_image), first_line, lines)
+                yield Slab(first_image, min(images, problem.batch - first_image), first_line, lines)
 
-    def _pack_task(self, problem: Problem, r: Roles, tables: _PhaseTables) -> Task:
+    def _pack_task(self, problem: Problem, r: Roles, tables: PhaseTables) -> Task:
         outputs_padded = self._outputs_padded(r)
         output_tiles = int32(ceil_div(outputs_padded, 32) * problem.groups, "the number of weight tiles")
         grid = (output_tiles, ceil_div(r.channels, 8), len(tables.first_rows))
@@ -340,7 +340,7 @@ class ImplicitGemmCandidate(DirectCandidate):
         return Task(self.pack, grid, Work(blocks, blocks, grid[0] * grid[1] * taps, moved))
 
     def _pack(
-        self, problem: Problem, r: Roles, tables: _PhaseTables, table: tuple[str, int] | None, packed: tuple[str, int]
+        self, problem: Problem, r: Roles, tables: PhaseTables, table: tuple[str, int] | None, packed: tuple[str, int]
     ) -> Launch:
         outputs_padded = self._outputs_padded(r)
         p = PackParams(channels=r.channels, outputs=r.outputs, outputs_padded=outputs_padded)
@@ -355,7 +355,7 @@ class ImplicitGemmCandidate(DirectCandidate):
         slots = kernel_params.slots(PackParams, w="w", packed=packed, table=table)
         return self._pack_task(problem, r, tables).launch(bytes(p), slots)
 
-    def _gather_task(self, problem: Problem, r: Roles, tables: _PhaseTables, slab: _Slab) -> Task:
+    def _gather_task(self, problem: Problem, r: Roles, tables: PhaseTables, slab: Slab) -> Task:
         tile = self.tile
         channel_tiles = ceil_div(r.outputs, tile.n)
         most_rows, most_columns = max(h.count for h in tables.h), max(w.count for w in tables.w)
@@ -383,7 +383,7 @@ class ImplicitGemmCandidate(DirectCandidate):
         return with_epilogue(problem, launch)
 
     def _gather(
-        self, problem: Problem, r: Roles, tables: _PhaseTables, table: tuple[str, int] | None, packed: tuple[str, int]
+        self, problem: Problem, r: Roles, tables: PhaseTables, table: tuple[str, int] | None, packed: tuple[str, int]
     ) -> Iterator[Launch]:
         each, outputs_padded = problem.element_bytes, self._outputs_padded(r)
         p = ImplicitGemmParams(channels=r.channels, outputs=r.outputs, outputs_padded=outputs_padded)

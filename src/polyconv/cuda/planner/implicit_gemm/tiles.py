@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 
 class BlockTile(ABC):
@@ -83,6 +83,7 @@ class GemmTile(BlockTile):
 
 ELEMENTS = {"float16": "polyconv::Half", "bfloat16": "polyconv::BFloat16"}
 """C++ names of the 16-bit formats in common/elements.cuh."""
+Matrix = TypeVar("Matrix", bound="MatrixTile")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +112,37 @@ class MatrixTile(BlockTile):
         numbers = f"{self.warps_m}, {self.warps_n}, {self.units_m}, {self.units_n}"
         return f"polyconv::MatrixTile<{ELEMENTS[self.dtype]}, {numbers}>"
 
-    def of(self, dtype: str) -> MatrixTile:
+    def of(self: Matrix, dtype: str) -> Matrix:
         """This shape for another 16-bit format."""
         return replace(self, dtype=dtype)
 
     def min_blocks(self, weight: int) -> int:
         threads = (512, 384, 256)[weight] if self.units_m * self.units_n == 8 else 512
         return max(1, threads // self.threads)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelinedTile(MatrixTile):
+    """``polyconv::PipelinedTile`` of implicit_gemm/mma_tile.cuh: operands are copied ``stages`` - 1 steps
+    ahead into a ring in dynamic shared memory."""
+
+    stages: int = 3
+    depth: ClassVar[int] = 32
+    depth_constant: ClassVar[str] = "polyconv::kPipelinedDepth"
+
+    @property
+    def cpp(self) -> str:
+        numbers = f"{self.warps_m}, {self.warps_n}, {self.units_m}, {self.units_n}, {self.stages}"
+        return f"polyconv::PipelinedTile<{ELEMENTS[self.dtype]}, {numbers}>"
+
+    @property
+    def ring_bytes(self) -> int:
+        """Dynamic shared memory of a block."""
+        return self.stages * 2 * self.depth * (self.m + self.n)
+
+    def min_blocks(self, weight: int) -> int:
+        """Second launch bound: 128, 64 or 32 accumulators in at most 255, 168 or 128 registers."""
+        return {16: 2, 8: 3, 4: 4}[self.units_m * self.units_n]
 
 
 SQUARE = GemmTile(2, 4, 8, 8, 8)
@@ -133,3 +158,10 @@ MATRIX_SQUARE = MatrixTile(4, 2, 2, 4)
 MATRIX_TALL = MatrixTile(4, 1, 2, 4)
 MATRIX_SMALL = MatrixTile(2, 2, 2, 2)
 MATRIX_SLIM = MatrixTile(4, 1, 2, 1)
+
+PIPELINED_SQUARE = PipelinedTile(2, 2, 4, 4)
+PIPELINED_LONG = PipelinedTile(4, 1, 4, 4)
+PIPELINED_TALL = PipelinedTile(2, 2, 4, 2, stages=4)
+PIPELINED_SMALL = PipelinedTile(2, 2, 2, 2, stages=4)
+PIPELINED_WIDEST = PipelinedTile(1, 4, 4, 4)
+PIPELINED_WIDE = PipelinedTile(2, 2, 2, 4, stages=4)

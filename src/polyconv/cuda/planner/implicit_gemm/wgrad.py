@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from ....problem import PaddingMode, Pass, Problem
 from ....util.intmath import ceil_div, round_up
@@ -81,12 +82,20 @@ def reduction_task(problem: Problem, slices: int, columns_padded: int) -> Task:
     return Task(kernel, (blocks, 1, 1), Work(blocks, blocks, blocks * slices, 4 * (slices + 1) * elements))
 
 
-def reduction(problem: Problem, slices: int, columns: int, columns_padded: int) -> Launch:
-    """Launch of :func:`reduction_task`; the partial sums start at the beginning of the workspace."""
+def reduction(
+    problem: Problem, slices: int, columns: int, columns_padded: int, *, channels_adjacent: bool = False
+) -> Launch:
+    """Launch of :func:`reduction_task`; the partial sums start at the beginning of the workspace. Columns are (channel,
+    row, column) or, if ``channels_adjacent``, (row, column, channel)."""
     p = SplitKReduceParams(slices=slices, columns=columns, elements=problem.out_channels * columns_padded)
-    p.dw_k, p.dw_channel, p.dw_row, p.dw_column = problem.w_strides
     p.columns_padded = columns_padded
-    p.kernel_area, p.kernel_width = problem.kernel[0] * problem.kernel[1], problem.kernel[1]
+    channels, width = problem.channels_per_group[0], problem.kernel[1]
+    if channels_adjacent:
+        p.dw_k, p.dw_column, p.dw_channel, p.dw_row = problem.w_strides
+        p.kernel_area, p.kernel_width = width * channels, channels
+    else:
+        p.dw_k, p.dw_channel, p.dw_row, p.dw_column = problem.w_strides
+        p.kernel_area, p.kernel_width = problem.kernel[0] * width, width
     slots = kernel_params.slots(SplitKReduceParams, partial="workspace", dw="dw", db="db" if problem.bias else None)
     return reduction_task(problem, slices, columns_padded).launch(bytes(p), slots)
 
@@ -96,11 +105,17 @@ class PixelGemm(DirectCandidate):
     """wgrad as a split-K GEMM over pixels; subclasses differ in how the kernel reads them."""
 
     tile: BlockTile
+    channels_adjacent: ClassVar[bool] = False
+    """Whether columns are (row, column, channel), not (channel, row, column)."""
 
     @property
     def resident(self) -> int:
         """Blocks per multiprocessor for which slices are made."""
         return self.kernel.min_blocks
+
+    def filling(self, sms: int, tiles: int) -> int:
+        """Slices with which so many tiles fill a device."""
+        return ceil_div(2 * sms * self.resident, tiles)
 
     def cut(self, problem: Problem, sms: int, workspace: int) -> WgradCut:
         """Enough slices to fill the device evenly and to keep each sum short, few enough for the workspace."""
@@ -109,7 +124,7 @@ class PixelGemm(DirectCandidate):
         columns = columns_of(problem) + problem.bias
         columns_padded = round_up(columns, 4)
         k_tiles, column_tiles = ceil_div(problem.channels_per_group[1], self.tile.m), ceil_div(columns, self.tile.n)
-        filling = ceil_div(2 * sms * self.resident, k_tiles * column_tiles * problem.groups)
+        filling = self.filling(sms, k_tiles * column_tiles * problem.groups)
         wanted = max(ceil_div(pixels, MOST_PIXELS_PER_SLICE), filling)
         most = min(max(1, workspace // (4 * problem.out_channels * columns_padded)), max(1, pixels // 64), MOST_SLICES)
         pixels_per_slice = round_up(ceil_div(pixels, min(wanted, most)), self.tile.depth)
@@ -165,7 +180,8 @@ class PixelGemm(DirectCandidate):
             )
             found.append(self._task(problem, cut, pixels, slices).launch(bytes(p), slots))
             scratch += 4 * slices * problem.out_channels * cut.columns_padded
-        found.append(reduction(problem, cut.slices(problem), columns, cut.columns_padded))
+        slices, adjacent = cut.slices(problem), self.channels_adjacent
+        found.append(reduction(problem, slices, columns, cut.columns_padded, channels_adjacent=adjacent))
         return Schedule(tuple(found), scratch)
 
 

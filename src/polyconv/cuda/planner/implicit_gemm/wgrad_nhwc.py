@@ -1,0 +1,74 @@
+"""Plans for wgrad of 16-bit tensors in channels_last, from sm_80 on (kernels/implicit_gemm/wgrad_nhwc.cuh)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ....numerics.prediction import half_error
+from ....problem import HALF_DTYPES, Pass, Problem
+from ..kernel_params import half_structs
+from ..plan import KernelSpec, Task
+from .fprop_dgrad import MOST_GROUPS
+from .fprop_dgrad_nhwc import GENERATIONS, pipeline_facts, why_not_in_chunks
+from .tiles import PIPELINED_SQUARE, PIPELINED_WIDE, PIPELINED_WIDEST, PipelinedTile
+from .wgrad import PixelGemm, WgradCut, WgradParams, bordered
+
+DTYPES = HALF_DTYPES
+TILES = (PIPELINED_SQUARE, PIPELINED_WIDEST, PIPELINED_WIDE)
+_PARAMS = half_structs(WgradParams)
+
+
+@dataclass(frozen=True)
+class WgradNhwcCandidate(PixelGemm):
+    """wgrad of 16-bit tensors with adjacent channels."""
+
+    tile: PipelinedTile
+    channels_adjacent = True
+
+    @cached_property
+    def kernel(self) -> KernelSpec:
+        tile = self.tile
+        return KernelSpec.of(
+            _PARAMS[tile.dtype],
+            "implicit_gemm/wgrad_nhwc",
+            tile,
+            symbol=f"implicit_gemm_wgrad_nhwc_{tile.name}",
+            threads=tile.threads,
+            min_blocks=tile.min_blocks(0),
+            facts=pipeline_facts(tile),
+            generations=GENERATIONS,
+        ).of_halves(tile.dtype)
+
+    def refusal(self, problem: Problem) -> str | None:
+        if problem.groups > MOST_GROUPS:
+            return f"more than {MOST_GROUPS} groups"
+        if bordered(problem):
+            return f"cannot read a {problem.padding_mode} border"
+        return why_not_in_chunks(problem)
+
+    def error(self, problem: Problem, sms: int, workspace: int) -> float:
+        return half_error(problem, self.sums(problem, sms, workspace))
+
+    def filling(self, sms: int, tiles: int) -> int:
+        """One wave of blocks, not two: these blocks are fast, so that writing and adding the slices counts."""
+        slots = sms * self.resident
+        return slots // tiles if tiles <= slots else super().filling(sms, tiles)
+
+    def _task(self, problem: Problem, cut: WgradCut, pixels: int, slices: int) -> Task:
+        return replace(super()._task(problem, cut, pixels, slices), dynamic_shared=self.tile.ring_bytes)
+
+
+CANDIDATES = {dtype: tuple(WgradNhwcCandidate(tile.of(dtype)) for tile in TILES) for dtype in DTYPES}
+
+
+def candidates(problem: Problem) -> Iterator[WgradNhwcCandidate]:
+    """Every tile, refused or not; only for the weight gradient."""
+    if problem.kind is Pass.WGRAD:
+        yield from CANDIDATES.get(problem.dtype, ())
+
+
+def all_kernels() -> Iterator[KernelSpec]:
+    for dtype in DTYPES:
+        yield from (candidate.kernel for candidate in CANDIDATES[dtype])
