@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from polyconv.cuda.planner import DEVICES
-from polyconv.cuda.planner.aten import AHEAD, AtenPlan, chosen, class_of, expected_us, own_us
+from polyconv.cuda.planner.aten import AtenPlan, chosen, class_of, expected_us, margin, own_us
 from polyconv.cuda.planner.plan import ATEN
 from polyconv.cuda.planner.volumes import CudaVolumePlan, planned
 from polyconv.measure.workloads import catalogue
@@ -73,7 +73,7 @@ def test_layers_and_passes_are_decided_one_by_one(name: str, gpu: str, kind: Pas
     assert isinstance(plan, AtenPlan) is not ours
     assert plan.passthrough is not ours
     own = planned(replace(problem, torch_format=""), device)
-    assert ours == (own_us(own, problem, device) * AHEAD <= expected_us(problem, device))
+    assert ours == (own_us(own, problem, device) * margin(problem) <= expected_us(problem, device))
     assert (
         f"modelled {own.cost_us:.0f} us, and {expected_us(problem, device):.0f} expected of PyTorch" in plan.explain()
     )
