@@ -60,7 +60,7 @@ _PARAMS = half_structs(ImplicitGemmParams)
 
 
 def lines_of(elements: int, stride: int) -> int:
-    """L1 lines of 128 bytes that so many 16-bit elements touch, a stride apart."""
+    """L1 lines of 128 bytes that a number of 16-bit elements touch, a stride apart."""
     return min(elements, max(1, elements * stride // 64))
 
 

@@ -114,7 +114,7 @@ class PixelGemm(DirectCandidate):
         return self.kernel.min_blocks
 
     def filling(self, sms: int, tiles: int) -> int:
-        """Slices with which so many tiles fill a device."""
+        """Number of slices with which the given tiles fill a device."""
         return ceil_div(2 * sms * self.resident, tiles)
 
     def cut(self, problem: Problem, sms: int, workspace: int) -> WgradCut:
