@@ -1,4 +1,4 @@
-"""Collects every distinct Conv2d of a hundred networks, and writes ``src/polyconv/measure/layers.json``.
+"""Collects every distinct Conv2d of a hundred networks, and writes ``src/polyconv/measure/data/layers.json``.
 
     pip install 'polyconv[zoo]'
     python benchmarks/collect_layers.py
@@ -18,7 +18,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-FILE = Path(__file__).resolve().parents[1] / "src/polyconv/measure/layers.json"
+FILE = Path(__file__).resolve().parents[1] / "src/polyconv/measure/data/layers.json"
 
 NETWORKS = """
     bat_resnext26ts convformer_s18 convmixer_768_32 convnext_atto convnext_tiny convnextv2_nano cs3darknet_m

@@ -102,7 +102,7 @@ def test_wheel_is_the_package(wheel: Path) -> None:
     ]
     artifacts.check_wheel(wheel, package, polyconv.__version__, native=False)
     data = {name for name in artifacts.wheel_names(wheel) if name.startswith("polyconv/") and not name.endswith(".py")}
-    assert {"polyconv/py.typed", "polyconv/cuda/planner/profiles.json", "polyconv/measure/workloads.json"} <= data
+    assert {"polyconv/py.typed", "polyconv/cuda/planner/profiles.json", "polyconv/measure/data/workloads.json"} <= data
 
 
 def test_metadata(metadata: email.message.Message) -> None:

@@ -1,8 +1,8 @@
 """Layers of real networks, stored as numbers, so that measuring needs nothing but the package; and samples of them.
 
-``layers.json`` has every distinct Conv2d of a hundred networks at their own image size. It is written by
-``benchmarks/collect_layers.py``, which needs ``polyconv[zoo]``. ``layers_extra.json`` has layers of networks that do
-not classify images: 1-D, transposed, dilated, asymmetric and long kernels. A profile without these would not cover
+``data/layers.json`` has every distinct Conv2d of a hundred networks at their own image size. It is written by
+``benchmarks/collect_layers.py``, which needs ``polyconv[zoo]``. ``data/layers_extra.json`` has layers of networks that
+do not classify images: 1-D, transposed, dilated, asymmetric and long kernels. A profile without these would not cover
 polyconv's main use, and would choose ATen.
 """
 
@@ -91,7 +91,7 @@ def _map(problem: Problem) -> str:
 
 
 def _read(file: str) -> dict[str, Any]:
-    found = json.loads(files(__package__).joinpath(file).read_text(encoding="utf-8"))
+    found = json.loads((files(__package__) / "data" / file).read_text(encoding="utf-8"))
     return {name: value for name, value in found.items() if name not in ("about", "columns")}
 
 

@@ -1,7 +1,7 @@
-"""The named convolutions of ``workloads.json`` and ``issues.json``, and their problems.
+"""The named convolutions of ``data/workloads.json`` and ``data/issues.json``, and their problems.
 
 A workload has an id (``kb80``, ``resnet50-2b``) and, if it is one of the three headline ones, a short name (``W1``).
-:data:`GROUPS` names several at once. Those of ``issues.json`` are named by the issue that reports them
+:data:`GROUPS` names several at once. Those of ``data/issues.json`` are named by the issue that reports them
 (:func:`issues`).
 """
 
@@ -157,7 +157,7 @@ def issues() -> tuple[Workload, ...]:
 
 @lru_cache(maxsize=2)
 def _entries(file: str = "workloads.json") -> dict[str, list[dict[str, Any]]]:
-    text = files(__package__).joinpath(file).read_text(encoding="utf-8")
+    text = (files(__package__) / "data" / file).read_text(encoding="utf-8")
     return {suite: entries for suite, entries in json.loads(text).items() if suite != "about"}
 
 

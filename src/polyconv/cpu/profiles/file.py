@@ -168,8 +168,9 @@ def _as_json(record: Record) -> list[Any]:
 
 
 def _spent_json(spent: Spent) -> list[float]:
-    """Rounded to the precision of a measurement, and more digits for the reproducible estimate."""
-    return [float(f"{spent.seconds * 1e6:.4g}"), float(f"{spent.cycles:.6g}")]
+    """Time [us] and estimated cycles in four digits, the precision of a measurement; whole numbers without a point."""
+    rounded = (float(f"{number:.4g}") for number in (spent.seconds * 1e6, spent.cycles))
+    return [int(number) if number.is_integer() else number for number in rounded]
 
 
 def check(path: Path) -> None:
