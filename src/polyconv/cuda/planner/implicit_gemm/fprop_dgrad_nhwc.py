@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ....problem import HALF_DTYPES, PaddingMode, Pass, Problem
-from ..epilogue import kernel_with_epilogue
+from ..epilogue import finishing
 from ..kernel_params import PHASE_FACTS, half_structs
 from ..plan import KernelSpec, Task
 from .fprop_dgrad import (
@@ -90,7 +90,7 @@ class ImplicitGemmNhwcCandidate(ImplicitGemmMmaCandidate):
             facts={**pipeline_facts(tile), **PHASE_FACTS},
             generations=GENERATIONS,
         )
-        return replace(kernel_with_epilogue(plain), symbol=plain.symbol).of_halves(tile.dtype)
+        return finishing(plain).of_halves(tile.dtype)
 
     def refusal(self, problem: Problem) -> str | None:
         r = roles(problem)
