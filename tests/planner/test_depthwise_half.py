@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
@@ -14,10 +15,10 @@ from emulate import V100, check, plan_of
 from machine_suites import DEPTHWISE, Shape, explore
 from nightly import NIGHTLY
 from polyconv.cuda.planner.candidate import CudaCandidate
-from polyconv.cuda.planner.depthwise import halo, line, strip
+from polyconv.cuda.planner.depthwise import band, halo, line, strip
 from polyconv.problem import HALF_DTYPES, Pass, Problem
 
-FAMILIES = halo, strip, line
+FAMILIES = halo, strip, line, band
 RANDOM = 200 if NIGHTLY else 12
 ARCHS = ("sm_70", "sm_80")
 CAUSAL = Problem.make(Pass.FPROP, (1, 12288, 1, 16384), (12288, 1, 1, 4), padding=(0, 0, 3, 0), groups=12288)
@@ -72,6 +73,23 @@ def test_every_variant(kind: Pass, way: Any, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("name", DEPTHWISE)
 def test_named(name: str, kind: Pass) -> None:
     run(DEPTHWISE[name], kind, HALF_DTYPES[len(name) % 2], pick=None if NIGHTLY else len(name))
+
+
+BANDS = [pytest.param(way, id=way.name) for dtype in HALF_DTYPES for way in band.CANDIDATES[dtype]]
+
+
+@pytest.mark.parametrize("kind", [Pass.FPROP, Pass.DGRAD], ids=str)
+@pytest.mark.parametrize("way", BANDS)
+def test_every_band(way: band.BandCandidate, kind: Pass) -> None:
+    """Several tiles, ragged ones, several images per block, channels that do not fill a block."""
+    last = way.channels > 1
+    channels, layout = (24, "channels_last") if last else (3, "contiguous")
+    shape = Shape((3, channels, 39, 61 if last else 75), channels, way.taps, (1, 1), (3, 2, 4, 1), (1, 1), channels)
+    shape = replace(shape, layout=layout)
+    x, w, bias, dy = shape.tensors(getattr(torch, way.dtype))
+    problem = shape.problem(kind, x, w, dy)
+    for sms in (1, V100.sms) if NIGHTLY else (1,):
+        check(problem, x, w, bias, dy, plan_of(problem, way, sms=sms))
 
 
 @st.composite

@@ -97,7 +97,8 @@ def test_a_moved_field_of_an_epilogue_does_not_compile(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    "kernel", [strip.CANDIDATES[Pass.FPROP][0].kernel, nonfused.gemm_kernel(nonfused.F23, 16), winograd_wgrad.SUM]
+    "kernel",
+    [strip.CANDIDATES[Pass.FPROP, "float32"][0].kernel, nonfused.gemm_kernel(nonfused.F23, 16), winograd_wgrad.SUM],
 )
 def test_a_number_of_one_instance_that_changed_does_not_compile(kernel: KernelSpec) -> None:
     (name, value), *others = kernel.facts

@@ -1,0 +1,162 @@
+"""Plans for depthwise convolutions of 16-bit tensors with large kernels on tensor cores, from sm_80 on
+(kernels/depthwise/band.cuh): float multiplications alone would take twice the memory's time there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from ....numerics.prediction import half_error
+from ....problem import HALF_DTYPES, Extents, PaddingMode, Pair, Pass, Problem
+from ....util.intmath import ceil_div
+from .. import kernel_params
+from ..candidate import CudaCandidate, DirectCandidate
+from ..cost import moved_bytes
+from ..epilogue import finishing, task_with_epilogue, with_epilogue
+from ..implicit_gemm.fprop_dgrad import roles
+from ..implicit_gemm.fprop_dgrad_nhwc import CHUNK, GENERATIONS, why_not_in_chunks
+from ..kernel_params import declared, half_structs, int32
+from ..plan import KernelSpec, Schedule, Task, Work
+from .halo import MOST_CHANNELS, element
+
+BandParams = declared("depthwise/band", "BandParams")
+_PARAMS = half_structs(BandParams)
+
+DTYPES = HALF_DTYPES
+THREADS = 128
+TAPS: tuple[Pair, ...] = ((5, 5), (7, 7))
+"""Compiled kernel sizes."""
+CHANNELS = 16
+"""Channels of a block where they are adjacent (``kBandChannels``)."""
+FACTS = {"polyconv::kBandThreads": THREADS, "polyconv::kBandChannels": CHANNELS}
+
+
+@dataclass(frozen=True)
+class BandCandidate(DirectCandidate):
+    """fprop or dgrad with stride 1."""
+
+    taps: Pair
+    tiles_n: int
+    """Products of eight columns side by side in a tile."""
+    channels: int
+    """Channels of a block: 1, or several adjacent ones."""
+    dtype: str
+
+    @property
+    def tile(self) -> Extents:
+        """Rows and columns of a tile of positions."""
+        return (32 if self.channels == 1 else 16), 8 * self.tiles_n
+
+    @cached_property
+    def kernel(self) -> KernelSpec:
+        h, w = self.taps
+        several = self.channels > 1
+        function = "depthwise_band" + "_nhwc" * several
+        kernel = KernelSpec.of(
+            _PARAMS[self.dtype],
+            "depthwise/band",
+            *((h, w) if several else (h, w, self.tiles_n)),
+            *element(self.dtype),
+            function=function,
+            symbol=f"{function}_{h}x{w}" + f"_{8 * self.tiles_n}" * (not several),
+            threads=THREADS,
+            min_blocks=4 if several else 6,
+            facts=FACTS,
+            generations=GENERATIONS,
+        )
+        return finishing(kernel).of_halves(self.dtype)
+
+    def refusal(self, problem: Problem) -> str | None:
+        if not problem.depthwise:
+            return f"{problem.in_channels} input channels in {problem.groups} groups are not depthwise"
+        if problem.kernel != self.taps or problem.stride != (1, 1) or problem.dilation != (1, 1):
+            return f"made for a kernel of {self.taps[0]}x{self.taps[1]} with stride 1"
+        if problem.tolerance == 0:
+            return "an infinity makes NaN of the outputs beside its own, which tolerance=0 rules out"
+        if problem.padding_mode is not PaddingMode.ZEROS and any(problem.padding):
+            return f"a {problem.padding_mode} border"
+        several = problem.channels_per_group[1] > 1
+        if several and (problem.kind is Pass.DGRAD or self.channels > 1):
+            return "several outputs per channel"
+        if problem.out_channels > MOST_CHANNELS:
+            return f"more than {MOST_CHANNELS} channels"
+        return self._why_not_in_memory(problem)
+
+    def _why_not_in_memory(self, problem: Problem) -> str | None:
+        """Why x and y cannot be read and written as they lie in memory, or None."""
+        if self.channels > 1:
+            if problem.in_channels % CHUNK:
+                return f"channels are not multiples of {CHUNK}"
+            return why_not_in_chunks(problem, grouped=False)
+        if any(strides[3] != 1 for strides in (problem.x_strides, problem.y_strides)):
+            return "columns are not neighbours in memory"
+        return None
+
+    def error(self, problem: Problem, sms: int, workspace: int) -> float:
+        return half_error(problem, self.sums(problem, sms, workspace))
+
+    def sums(self, problem: Problem, sms: int, workspace: int) -> tuple[int, ...]:
+        return (prod(self.taps) + problem.bias,)
+
+    def _tiles(self, problem: Problem) -> Extents:
+        (height, width), (rows, columns) = self.tile, roles(problem).written_size
+        return ceil_div(rows, height), ceil_div(columns, width)
+
+    def _images_per_block(self, problem: Problem, sms: int) -> int:
+        """As many as leave 16 blocks per multiprocessor: each block makes the band matrices of its channels."""
+        blocks = prod(self._tiles(problem)) * ceil_div(problem.out_channels, self.channels)
+        return max(1, min(problem.batch, problem.batch * blocks // (16 * sms)))
+
+    def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:
+        tiles, channels = prod(self._tiles(problem)), ceil_div(problem.out_channels, self.channels)
+        chunks = ceil_div(problem.batch, self._images_per_block(problem, sms))
+        blocks, every = tiles * chunks * channels, tiles * problem.batch * channels
+        grid = int32(tiles * chunks, "the number of tiles"), channels, 1
+        task = Task(self.kernel, grid, Work(blocks, blocks, every, moved_bytes(problem)))
+        yield task_with_epilogue(problem, task, prod(problem.y_shape))
+
+    def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
+        r = roles(problem)
+        p = BandParams(batch=problem.batch, images_per_block=self._images_per_block(problem, sms))
+        p.place("source", r.source_strides, r.source)
+        p.place("written", r.written_strides, r.written)
+        p.source_height, p.source_width = r.source_size
+        p.rows, p.columns = r.written_size
+        p.channels, p.multiplier = problem.out_channels, r.outputs
+        p.w_channel, p.w_row, p.w_column = problem.w_strides[0], problem.w_strides[2], problem.w_strides[3]
+        top, _, left, _ = problem.padding
+        p.first_row, p.first_column = -top, -left
+        if problem.kind is Pass.DGRAD:  # taps are flipped: the last one meets the first output
+            last_h, last_w = self.taps[0] - 1, self.taps[1] - 1
+            p.first_row, p.first_column = top - last_h, left - last_w
+            p.w_first = last_h * p.w_row + last_w * p.w_column
+            p.w_row, p.w_column = -p.w_row, -p.w_column
+        tiles_h, tiles_w = self._tiles(problem)
+        p.tiles, p.tiles_w = tiles_h * tiles_w, tiles_w
+        slots = kernel_params.slots(BandParams, source=r.source, w="w", written=r.written, bias=r.bias)
+        (task,) = self.tasks(problem, sms, workspace)
+        return Schedule((with_epilogue(problem, task.launch(bytes(p), slots)),), 0)
+
+
+CANDIDATES = {
+    dtype: tuple(
+        BandCandidate(taps, tiles_n, channels, dtype)
+        for taps in TAPS
+        for tiles_n, channels in ((7, 1), (3, 1), (3, CHANNELS))
+    )
+    for dtype in DTYPES
+}
+
+
+def candidates(problem: Problem) -> Iterator[CudaCandidate]:
+    """Candidates compiled for the problem's kernel size; none if it is not depthwise, or for the weight gradient."""
+    if problem.depthwise and problem.kind is not Pass.WGRAD:
+        yield from (one for one in CANDIDATES[problem.dtype] if one.taps == problem.kernel)
+
+
+def all_kernels() -> Iterator[KernelSpec]:
+    for dtype in DTYPES:
+        yield from (candidate.kernel for candidate in CANDIDATES[dtype])
