@@ -32,6 +32,8 @@ struct BandParamsOf {
   int rows, columns, channels;  // of `written`
   int first_row, first_column;  // source coordinates that position (0, 0) reads first
   int batch, images_per_block;
+  int shift;  // 1: tiles begin one column before the first one that is read, to align pairs of columns
+  int pairs_read, pairs_written;  // whether pairs of columns are aligned to four bytes (depthwise_band)
   FastDivisor tiles, tiles_w;
   FastDivisor multiplier;  // written channels per source channel
 };
@@ -39,7 +41,6 @@ struct BandParamsOf {
 struct HalfBandParams : BandParamsOf<Half> {};
 struct BFloat16BandParams : BandParamsOf<BFloat16> {};
 
-constexpr int kBandThreads = 128, kBandWarps = kBandThreads / 32;
 constexpr int kBandChannels = 16;                                 // of a block of depthwise_band_nhwc
 constexpr int kBandRows = 16, kBandColumns = 8, kBandWidth = 16;  // one product
 
@@ -60,7 +61,7 @@ __device__ __forceinline__ void multiply_band(float (&c)[4], const u32 (&a)[2], 
 }
 #endif
 
-// The band matrices of one channel: word i of a kernel row holds its taps i - 7 and i - 6.
+// The band matrices of one channel: word i of a kernel row holds its taps i - 7 and i - 6, less the shift.
 template <int kTapsH, int kTapsW>
 struct Bands {
   static constexpr int kWords = kBandColumns + kBandWidth - 2;
@@ -68,12 +69,12 @@ struct Bands {
   u32 word[kTapsH][kWords];
 
   // By all threads, for neighbouring channels.
-  template <int kCount, class Element>
+  template <int kThreads, int kCount, class Element>
   static __device__ __forceinline__ void load(Bands (&bands)[kCount], const BandParamsOf<Element>& p,
                                               int first_channel) {
-    for (int e = threadIdx.x; e < kCount * kTapsH * kWords; e += kBandThreads) {
+    for (int e = threadIdx.x; e < kCount * kTapsH * kWords; e += kThreads) {
       const int line = e / kWords, i = e - line * kWords, of = line / kTapsH, r = line - of * kTapsH;
-      const int channel = first_channel + of, s = i - (kBandColumns - 1);
+      const int channel = first_channel + of, s = i - (kBandColumns - 1) - p.shift;
       const Element* from = p.w + channel * p.w_channel + p.w_first + r * p.w_row + s * p.w_column;
       const bool exists = channel < p.channels;
       const Element low = exists && u32(s) < u32(kTapsW) ? from[0] : Element{};
@@ -120,10 +121,11 @@ __device__ __forceinline__ void multiply_bands(float (&sum)[kCount][4], u32 at, 
 // Tensors with adjacent columns, of any alignment. kTilesN: products side by side; 4 * kTilesN + 4 divides 32.
 template <int kTapsH, int kTapsW, int kTilesN, class Element, class Params>
 __device__ __forceinline__ void depthwise_band(const Params& p) {
-  constexpr int kRows = 2 * kBandRows, kColumns = kBandColumns * kTilesN, kSourceRows = kRows + kTapsH - 1;
-  constexpr int kPairs = (kColumns + 8) / 2, kPitch = kColumns + 16, kSumsPitch = (kColumns + 31) / 32 * 32 + 8;
-  constexpr int kRowsAtOnce = kBandThreads / kPairs, kEach = (kTilesN + 1) / 2;
-  static_assert(kBandThreads % kPairs == 0 && kTapsW + kBandColumns - 1 <= kBandWidth, "made for other sizes");
+  constexpr int kThreads = 128, kRows = 2 * kBandRows, kColumns = kBandColumns * kTilesN;
+  constexpr int kSourceRows = kRows + kTapsH - 1, kPairs = (kColumns + 8) / 2, kPitch = kColumns + 16;
+  constexpr int kSumsPitch = (kColumns + 31) / 32 * 32 + 8;
+  constexpr int kRowsAtOnce = kThreads / kPairs, kEach = (kTilesN + 1) / 2;
+  static_assert(kThreads % kPairs == 0 && kTapsW + kBandColumns <= kBandWidth, "made for other sizes");
   __shared__ Bands<kTapsH, kTapsW> bands[1];
   __shared__ __align__(16) u32 tile[kSourceRows][kPitch / 2];
   __shared__ __align__(16) float sums[kRows][kSumsPitch];
@@ -132,26 +134,39 @@ __device__ __forceinline__ void depthwise_band(const Params& p) {
   const int tile_y = p.tiles_w.quotient(number), tile_x = number - tile_y * p.tiles_w.divisor;
   const int first_i = tile_y * kRows, first_j = tile_x * kColumns, channel = blockIdx.y;
   const int first_image = chunk * p.images_per_block, last_image = min(first_image + p.images_per_block, p.batch);
-  Bands<kTapsH, kTapsW>::load(bands, p, channel);
+  Bands<kTapsH, kTapsW>::template load<kThreads>(bands, p, channel);
   const float bias = p.bias ? widened(p.bias[channel]) : 0.f;
 
   const int pair = threadIdx.x % kPairs * 2, row = threadIdx.x / kPairs;
-  const int y = first_i + p.first_row + row, x = first_j + p.first_column + pair;
-  const bool has_low = u32(x) < u32(p.source_width), has_high = u32(x + 1) < u32(p.source_width);
+  const int y = first_i + p.first_row + row, x = first_j + p.first_column - p.shift + pair;
+  const u32 height_low = u32(x) < u32(p.source_width) ? p.source_height : 0;
+  const u32 height_high = u32(x + 1) < u32(p.source_width) ? p.source_height : 0;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int first_m = warp % 2 * kBandRows, first_n = warp / 2 * kEach, count = min(kEach, kTilesN - first_n);
   const u32 at = u32(__cvta_generic_to_shared(tile)) +
                  2 * ((first_m + lane % 16) * kPitch + first_n * kBandColumns + lane / 16 * 8);
+  const int column = first_j + pair;
+  const int rows_low = pair < kColumns && column < p.columns ? min(kRows, p.rows - first_i) : 0;
+  const int rows_high = column + 1 < p.columns ? rows_low : 0;
 #pragma unroll 1
   for (int image = first_image; image < last_image; image++) {
     const Element* from = p.source + image * p.source_batch + i64(p.multiplier.quotient(channel)) * p.source_channel +
                           i64(y) * p.source_row + x;
-#pragma unroll 4
-    for (int e = 0; e < kSourceRows; e += kRowsAtOnce) {
-      const bool inside = u32(y + e) < u32(p.source_height);
-      const Element low = inside && has_low ? from[i64(e) * p.source_row] : Element{};
-      const Element high = inside && has_high ? from[i64(e) * p.source_row + 1] : Element{};
-      if (row + e < kSourceRows) tile[row + e][pair / 2] = low.bits | u32(high.bits) << 16;
+    const i64 next = i64(kRowsAtOnce) * p.source_row;
+    if (p.pairs_read) {  // both columns exist, or none
+#pragma unroll 5
+      for (int e = 0; e < kSourceRows; e += kRowsAtOnce, from += next) {
+        const u32 both = u32(y + e) < height_low ? *reinterpret_cast<const u32*>(from) : 0;
+        if (kSourceRows % kRowsAtOnce == 0 || row + e < kSourceRows) tile[row + e][pair / 2] = both;
+      }
+    } else {
+#pragma unroll 5
+      for (int e = 0; e < kSourceRows; e += kRowsAtOnce, from += next) {
+        const Element low = u32(y + e) < height_low ? from[0] : Element{};
+        const Element high = u32(y + e) < height_high ? from[1] : Element{};
+        if (kSourceRows % kRowsAtOnce == 0 || row + e < kSourceRows)
+          tile[row + e][pair / 2] = low.bits | u32(high.bits) << 16;
+      }
     }
     __syncthreads();  // also: the last image's sums have been stored
 
@@ -166,100 +181,134 @@ __device__ __forceinline__ void depthwise_band(const Params& p) {
               make_float2(sum[n][i], sum[n][i + 1]);
     __syncthreads();
 
-    const int column = first_j + pair;
+    // Several rows at a time, so that the activation is chosen once.
+    constexpr int kAtOnce = 4;
     Element* to =
         p.written + image * p.written_batch + channel * p.written_channel + i64(first_i + row) * p.written_row + column;
-#pragma unroll 2
-    for (int e = 0; e < kRows; e += kRowsAtOnce, to += i64(kRowsAtOnce) * p.written_row) {
-      if (pair >= kColumns || row + e >= kRows || first_i + row + e >= p.rows || column >= p.columns) continue;
-      const float2 both = *reinterpret_cast<const float2*>(&sums[row + e][pair]);
-      float value[2] = {both.x + bias, both.y + bias};
-      const bool has_second = column + 1 < p.columns;
-      if (p.residual) {
-        const Element* residual = add_bytes(to, p.residual_bytes());
-        value[0] += widened(residual[0]);
-        if (has_second) value[1] += widened(residual[1]);
+#pragma unroll 1
+    for (int first = row; first < rows_low; first += kAtOnce * kRowsAtOnce) {
+      float value[2 * kAtOnce];
+      const Element* residual = add_bytes(to, p.residual_bytes());
+#pragma unroll
+      for (int e = 0; e < kAtOnce; e++) {
+        const int line = first + e * kRowsAtOnce;
+        const float2 both = *reinterpret_cast<const float2*>(&sums[line < kRows ? line : row][pair]);
+        value[2 * e] = both.x + bias, value[2 * e + 1] = both.y + bias;
+        if (p.residual) {
+          if (line < rows_low) value[2 * e] += widened(residual[0]);
+          if (line < rows_high) value[2 * e + 1] += widened(residual[1]);
+          residual += i64(kRowsAtOnce) * p.written_row;
+        }
       }
       activate(value, p);
-      to[0] = rounded<Element>(value[0]);
-      if (has_second) to[1] = rounded<Element>(value[1]);
+#pragma unroll
+      for (int e = 0; e < kAtOnce; e++, to += i64(kRowsAtOnce) * p.written_row) {
+        const int line = first + e * kRowsAtOnce;
+        const Element low = rounded<Element>(value[2 * e]), high = rounded<Element>(value[2 * e + 1]);
+        if (p.pairs_written) {
+          if (line < rows_low) *reinterpret_cast<u32*>(to) = low.bits | u32(high.bits) << 16;
+        } else {
+          if (line < rows_low) to[0] = low;
+          if (line < rows_high) to[1] = high;
+        }
+      }
     }
   }
 }
 
 // Tensors with adjacent channels, multiples of eight, aligned to 16 bytes; as many written as source channels.
-template <int kTapsH, int kTapsW, class Element, class Params>
-__device__ __forceinline__ void depthwise_band_nhwc(const Params& p) {
-  constexpr int kTilesN = 3, kColumns = kBandColumns * kTilesN, kSourceRows = kBandRows + kTapsH - 1;
-  constexpr int kPairs = (kColumns + 8) / 2, kPitch = kColumns + 16, kEach = kBandChannels / kBandWarps;
-  constexpr int kPixels = kBandRows * kColumns, kChannelsPitch = kBandChannels + 1;
-  using Tile = u32[kSourceRows][kPitch / 2];
+template <int kTapsH, int kTapsW, int kTilesN>
+struct BandNhwc {
+  static constexpr int kColumns = kBandColumns * kTilesN, kPixels = kBandRows * kColumns;
+  static constexpr int kSourceRows = kBandRows + kTapsH - 1, kPitch = kColumns + 16;
+  static constexpr int kSumsPitch = kPixels + 2;  // so that 16 pixels of two channels, eight apart, have all banks
+
   union Shared {
-    Tile tiles[kBandChannels];
-    float sums[kPixels * kChannelsPitch];
+    u32 tiles[kBandChannels][kSourceRows][kPitch / 2];
+    float sums[kBandChannels][kSumsPitch];
   };
-  __shared__ Bands<kTapsH, kTapsW> bands[kBandChannels];
-  __shared__ __align__(16) Shared shared;
+  Shared shared;
+  Bands<kTapsH, kTapsW> bands[kBandChannels];
+};
+
+template <int kTapsH, int kTapsW, int kTilesN, int kThreads, class Element, class Params>
+__device__ __forceinline__ void depthwise_band_nhwc(const Params& p) {
+  using Memory = BandNhwc<kTapsH, kTapsW, kTilesN>;
+  constexpr int kColumns = Memory::kColumns, kSourceRows = Memory::kSourceRows, kPitch = Memory::kPitch;
+  constexpr int kPairs = (kColumns + 8) / 2, kRowsAtOnce = kThreads / (2 * kPairs);
+  constexpr int kEach = kBandChannels / (kThreads / 32);
+  static_assert(kThreads % (2 * kPairs) == 0 && kTapsW + kBandColumns - 1 <= kBandWidth, "made for other sizes");
+  extern __shared__ __align__(16) unsigned char memory[];
+  auto& bands = reinterpret_cast<Memory*>(memory)->bands;
+  auto& shared = reinterpret_cast<Memory*>(memory)->shared;
 
   const int chunk = p.tiles.quotient(blockIdx.x), number = blockIdx.x - chunk * p.tiles.divisor;
   const int tile_y = p.tiles_w.quotient(number), tile_x = number - tile_y * p.tiles_w.divisor;
   const int first_i = tile_y * kBandRows, first_j = tile_x * kColumns, first_channel = blockIdx.y * kBandChannels;
   const int first_image = chunk * p.images_per_block, last_image = min(first_image + p.images_per_block, p.batch);
-  Bands<kTapsH, kTapsW>::load(bands, p, first_channel);
+  Bands<kTapsH, kTapsW>::template load<kThreads>(bands, p, first_channel);
 
   // Loads and stores: a thread has eight channels.
   const int of = threadIdx.x % 2 * 8, channel = first_channel + of;
   const bool has_channels = channel < p.channels;
-  float bias[8];
-#pragma unroll
-  for (int c = 0; c < 8; c++) bias[c] = p.bias && has_channels ? widened(p.bias[channel + c]) : 0.f;
   const int pair = threadIdx.x / 2 % kPairs * 2, row = threadIdx.x / (2 * kPairs);
   const int y = first_i + p.first_row + row, x = first_j + p.first_column + pair;
-  const bool has_low = has_channels && u32(x) < u32(p.source_width);
-  const bool has_high = has_channels && u32(x + 1) < u32(p.source_width);
+  const u32 height_low = has_channels && u32(x) < u32(p.source_width) ? p.source_height : 0;
+  const u32 height_high = has_channels && u32(x + 1) < u32(p.source_width) ? p.source_height : 0;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const u32 at = u32(__cvta_generic_to_shared(shared.tiles[warp * kEach])) + 2 * (lane % 16 * kPitch + lane / 16 * 8);
+  // Every other thread stores its channels in another order, so that a warp's words are in different banks.
+  const bool swaps = of != 0;
 #pragma unroll 1
   for (int image = first_image; image < last_image; image++) {
     const Element* from =
         p.source + image * p.source_batch + channel + i64(y) * p.source_row + i64(x) * p.source_column;
 #pragma unroll 2
-    for (int e = 0; e < kSourceRows; e += kBandThreads / (2 * kPairs)) {
-      const bool inside = u32(y + e) < u32(p.source_height);
-      Chunk<Element> low{}, high{};
-      if (inside && has_low) low = load_chunk(from + i64(e) * p.source_row);
-      if (inside && has_high) high = load_chunk(from + i64(e) * p.source_row + p.source_column);
+    for (int e = 0; e < kSourceRows; e += kRowsAtOnce, from += i64(kRowsAtOnce) * p.source_row) {
+      uint4 low = make_uint4(0, 0, 0, 0), high = low;
+      if (u32(y + e) < height_low) low = *reinterpret_cast<const uint4*>(from);
+      if (u32(y + e) < height_high) high = *reinterpret_cast<const uint4*>(from + p.source_column);
+      const u32 first[4] = {swaps ? low.y : low.x, swaps ? low.x : low.y, swaps ? low.w : low.z, swaps ? low.z : low.w};
+      const u32 second[4] = {swaps ? high.y : high.x, swaps ? high.x : high.y, swaps ? high.w : high.z,
+                             swaps ? high.z : high.w};
       if (row + e < kSourceRows)
 #pragma unroll
-        for (int c = 0; c < 8; c++)
-          shared.tiles[of + c][row + e][pair / 2] = low.value[c].bits | u32(high.value[c].bits) << 16;
+        for (int c = 0; c < 8; c++) {
+          const int place = of + c + (swaps ? (c & 2 ? -2 : 2) : 0);
+          shared.tiles[place][row + e][pair / 2] = __byte_perm(first[c / 2], second[c / 2], c % 2 ? 0x7632 : 0x5410);
+        }
     }
     __syncthreads();
 
     float sum[kEach][kTilesN][4];
 #pragma unroll
     for (int c = 0; c < kEach; c++)
-      multiply_bands<kTapsH, kPitch>(sum[c], at + c * int(sizeof(Tile)), kTilesN, bands[warp * kEach + c], Element{});
+      multiply_bands<kTapsH, kPitch>(sum[c], at + c * kSourceRows * kPitch * 2, kTilesN, bands[warp * kEach + c],
+                                     Element{});
     __syncthreads();  // the source tiles have been read
 #pragma unroll
     for (int c = 0; c < kEach; c++)
 #pragma unroll
       for (int n = 0; n < kTilesN; n++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-          const int pixel = (lane / 4 + i / 2 * 8) * kColumns + n * kBandColumns + lane % 4 * 2 + i % 2;
-          shared.sums[pixel * kChannelsPitch + warp * kEach + c] = sum[c][n][i];
+        for (int i = 0; i < 4; i += 2) {
+          const int pixel = (lane / 4 + i * 4) * kColumns + n * kBandColumns + lane % 4 * 2;
+          *reinterpret_cast<float2*>(&shared.sums[warp * kEach + c][pixel]) =
+              make_float2(sum[c][n][i], sum[c][n][i + 1]);
         }
     __syncthreads();
 
+    float bias[8];
+#pragma unroll
+    for (int c = 0; c < 8; c++) bias[c] = p.bias && has_channels ? widened(p.bias[channel + c]) : 0.f;
 #pragma unroll 1
-    for (int pixel = threadIdx.x / 2; pixel < kPixels; pixel += kBandThreads / 2) {
+    for (int pixel = threadIdx.x / 2; pixel < Memory::kPixels; pixel += kThreads / 2) {
       const int i = first_i + pixel / kColumns, j = first_j + pixel % kColumns;
       if (!has_channels || i >= p.rows || j >= p.columns) continue;
       Element* to = p.written + image * p.written_batch + channel + i64(i) * p.written_row + i64(j) * p.written_column;
       float value[8];
 #pragma unroll
-      for (int c = 0; c < 8; c++) value[c] = shared.sums[pixel * kChannelsPitch + of + c] + bias[c];
+      for (int c = 0; c < 8; c++) value[c] = shared.sums[of + c][pixel] + bias[c];
       if (p.residual) {
         const Chunk<Element> residual = load_chunk<Element>(add_bytes(to, p.residual_bytes()));
 #pragma unroll

@@ -10,7 +10,7 @@ from functools import cached_property
 from math import prod
 
 from ....numerics.prediction import half_error
-from ....problem import HALF_DTYPES, Extents, PaddingMode, Pair, Pass, Problem
+from ....problem import HALF_DTYPES, Extents, PaddingMode, Pair, Pass, Problem, Strides
 from ....util.intmath import ceil_div
 from .. import kernel_params
 from ..candidate import CudaCandidate, DirectCandidate
@@ -26,12 +26,10 @@ BandParams = declared("depthwise/band", "BandParams")
 _PARAMS = half_structs(BandParams)
 
 DTYPES = HALF_DTYPES
-THREADS = 128
 TAPS: tuple[Pair, ...] = ((5, 5), (7, 7))
 """Compiled kernel sizes."""
 CHANNELS = 16
 """Channels of a block where they are adjacent (``kBandChannels``)."""
-FACTS = {"polyconv::kBandThreads": THREADS, "polyconv::kBandChannels": CHANNELS}
 
 
 @dataclass(frozen=True)
@@ -50,21 +48,35 @@ class BandCandidate(DirectCandidate):
         """Rows and columns of a tile of positions."""
         return (32 if self.channels == 1 else 16), 8 * self.tiles_n
 
+    @property
+    def _memory(self) -> str:
+        """Type of a block's shared memory where channels are adjacent."""
+        return f"polyconv::BandNhwc<{self.taps[0]}, {self.taps[1]}, {self.tiles_n}>"
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block: source tiles or sums, then band matrices of 22 words per kernel row."""
+        if self.channels == 1:
+            return 0
+        rows, columns = self.tile
+        tile, sums = 2 * (rows + self.taps[0] - 1) * (columns + 16), 4 * (rows * columns + 2)
+        return self.channels * (max(tile, sums) + 4 * 22 * self.taps[0])
+
     @cached_property
     def kernel(self) -> KernelSpec:
-        h, w = self.taps
-        several = self.channels > 1
+        (h, w), several = self.taps, self.channels > 1
         function = "depthwise_band" + "_nhwc" * several
+        threads = 256 if several and self.tiles_n > 3 else 128
+        facts = {f"sizeof({self._memory})": self.shared_bytes, "polyconv::kBandChannels": CHANNELS}
         kernel = KernelSpec.of(
             _PARAMS[self.dtype],
             "depthwise/band",
-            *((h, w) if several else (h, w, self.tiles_n)),
-            *element(self.dtype),
+            *(h, w, self.tiles_n, *(threads,) * several, *element(self.dtype)),
             function=function,
-            symbol=f"{function}_{h}x{w}" + f"_{8 * self.tiles_n}" * (not several),
-            threads=THREADS,
-            min_blocks=4 if several else 6,
-            facts=FACTS,
+            symbol=f"{function}_{h}x{w}_{8 * self.tiles_n}",
+            threads=threads,
+            min_blocks=512 // threads if several else 6,
+            facts=facts if several else None,
             generations=GENERATIONS,
         )
         return finishing(kernel).of_halves(self.dtype)
@@ -115,7 +127,8 @@ class BandCandidate(DirectCandidate):
         chunks = ceil_div(problem.batch, self._images_per_block(problem, sms))
         blocks, every = tiles * chunks * channels, tiles * problem.batch * channels
         grid = int32(tiles * chunks, "the number of tiles"), channels, 1
-        task = Task(self.kernel, grid, Work(blocks, blocks, every, moved_bytes(problem)))
+        work = Work(blocks, blocks, every, moved_bytes(problem))
+        task = Task(self.kernel, grid, work, dynamic_shared=self.shared_bytes)
         yield task_with_epilogue(problem, task, prod(problem.y_shape))
 
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
@@ -134,6 +147,10 @@ class BandCandidate(DirectCandidate):
             p.first_row, p.first_column = top - last_h, left - last_w
             p.w_first = last_h * p.w_row + last_w * p.w_column
             p.w_row, p.w_column = -p.w_row, -p.w_column
+        if self.channels == 1:
+            p.pairs_read = _in_pairs(problem, r.source_strides, r.source_size)
+            p.pairs_written = _in_pairs(problem, r.written_strides, r.written_size)
+            p.shift = p.first_column % 2 if p.pairs_read else 0
         tiles_h, tiles_w = self._tiles(problem)
         p.tiles, p.tiles_w = tiles_h * tiles_w, tiles_w
         slots = kernel_params.slots(BandParams, source=r.source, w="w", written=r.written, bias=r.bias)
@@ -141,11 +158,16 @@ class BandCandidate(DirectCandidate):
         return Schedule((with_epilogue(problem, task.launch(bytes(p), slots)),), 0)
 
 
+def _in_pairs(problem: Problem, strides: Strides, size: Extents) -> bool:
+    """Whether every pair of columns is aligned to four bytes."""
+    return problem.vector_aligned and not any(number % 2 for number in (*strides[:3], size[1]))
+
+
 CANDIDATES = {
     dtype: tuple(
         BandCandidate(taps, tiles_n, channels, dtype)
         for taps in TAPS
-        for tiles_n, channels in ((7, 1), (3, 1), (3, CHANNELS))
+        for tiles_n, channels in ((7, 1), (3, 1), (7, CHANNELS), (3, CHANNELS))
     )
     for dtype in DTYPES
 }
