@@ -1,5 +1,5 @@
 """Plans for depthwise convolutions of 16-bit tensors with large kernels on tensor cores, from sm_80 on
-(kernels/depthwise/band.cuh): float multiplications alone would take twice the memory's time there.
+(kernels/depthwise/band.cuh): float multiplications alone would take up to three times the memory's time there.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ BandParams = declared("depthwise/band", "BandParams")
 _PARAMS = half_structs(BandParams)
 
 DTYPES = HALF_DTYPES
-TAPS: tuple[Pair, ...] = ((5, 5), (7, 7))
-"""Compiled kernel sizes."""
 CHANNELS = 16
 """Channels of a block where they are adjacent (``kBandChannels``)."""
+TILES = {
+    **{(taps, taps): ((7, 1), (3, 1), (7, CHANNELS), (3, CHANNELS)) for taps in (5, 7)},
+    (3, 3): ((7, CHANNELS), (3, CHANNELS)),
+}
+"""By compiled kernel size: products side by side, and channels of a block."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class BandCandidate(DirectCandidate):
     def kernel(self) -> KernelSpec:
         (h, w), several = self.taps, self.channels > 1
         function = "depthwise_band" + "_nhwc" * several
-        threads = 256 if several and self.tiles_n > 3 else 128
+        threads = 128 if not several or self.tiles_n == 3 else 256 if h == 7 else 512
         facts = {f"sizeof({self._memory})": self.shared_bytes, "polyconv::kBandChannels": CHANNELS}
         kernel = KernelSpec.of(
             _PARAMS[self.dtype],
@@ -164,11 +167,7 @@ def _in_pairs(problem: Problem, strides: Strides, size: Extents) -> bool:
 
 
 CANDIDATES = {
-    dtype: tuple(
-        BandCandidate(taps, tiles_n, channels, dtype)
-        for taps in TAPS
-        for tiles_n, channels in ((7, 1), (3, 1), (7, CHANNELS), (3, CHANNELS))
-    )
+    dtype: tuple(BandCandidate(taps, *tile, dtype) for taps, tiles in TILES.items() for tile in tiles)
     for dtype in DTYPES
 }
 
