@@ -18,6 +18,8 @@ from ..backend import Run
 from ..problem import HALF_DTYPES, RESULTS, PaddingMode, Pass, Problem, Shape, Strides, dense_strides
 from .base import Rewrite
 from .epilogue import per_channel
+from .volume_stack import Side, stack
+from .volume_sum import volume_sum
 
 if TYPE_CHECKING:
     from .extreme_geometry import Reduction
@@ -26,14 +28,30 @@ if TYPE_CHECKING:
 def has_no_half_kernel(problem: Problem, reduction: Reduction | None, backend: str) -> bool:
     """Whether a half-precision problem is computed in float32 before it is planned.
 
-    Parts of an extreme geometry are summed before the result is rounded, and so are slices of a volume on a GPU. A GPU
-    has no half-precision kernel for unusual depthwise problems; the CPU planner has float32 candidates for all of them.
+    Parts of an extreme geometry are summed before the result is rounded. A GPU has no half-precision kernel for unusual
+    depthwise problems, nor for volumes that cannot be stacked; the CPU planner has float32 candidates for all of them.
     """
     if problem.dtype not in HALF_DTYPES:
         return False
     if backend != "cuda":
         return reduction is not None
-    return reduction is not None or problem.rank == 3 or (problem.depthwise and _has_no_tile(problem))
+    if problem.rank == 3:
+        return reduction is not None or _has_no_stack(problem)
+    return reduction is not None or (problem.depthwise and _has_no_tile(problem))
+
+
+_LEAST_CHANNELS = 8
+"""Channels per group from which stacked slices fill the tiles of tensor cores."""
+_STACK_BYTES = 64 * 2**20
+"""Most bytes of a stack: the default workspace on a GPU."""
+
+
+def _has_no_stack(problem: Problem) -> bool:
+    """Whether a volume is no single sum of half-precision problems: slices would be rounded before they are added."""
+    if min(problem.channels_per_group) < _LEAST_CHANNELS:
+        return True
+    side: Side = "y" if problem.kind is Pass.DGRAD else "x"
+    return bool(volume_sum(problem).additions) and isinstance(stack(problem, side, _STACK_BYTES), str)
 
 
 _TILE = 16
