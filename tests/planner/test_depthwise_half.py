@@ -83,12 +83,16 @@ def test_named(name: str, kind: Pass) -> None:
     run(DEPTHWISE[name], kind, HALF_DTYPES[len(name) % 2], pick=None if NIGHTLY else len(name))
 
 
-BANDS = [pytest.param(way, id=way.name) for dtype in HALF_DTYPES for way in band.CANDIDATES[dtype]]
+BANDS = [
+    pytest.param(way, kind, id=f"{kind} {way.name}")
+    for dtype in HALF_DTYPES
+    for kind in Pass
+    for way in (band.GRADIENTS if kind is Pass.WGRAD else band.CANDIDATES)[dtype]
+]
 
 
-@pytest.mark.parametrize("kind", [Pass.FPROP, Pass.DGRAD], ids=str)
-@pytest.mark.parametrize("way", BANDS)
-def test_every_band(way: band.BandCandidate, kind: Pass) -> None:
+@pytest.mark.parametrize(("way", "kind"), BANDS)
+def test_every_band(way: Any, kind: Pass) -> None:
     """Several tiles, ragged ones, several images per block, channels that do not fill a block."""
     last = way.channels > 1
     channels, layout = (24, "channels_last") if last else (3, "contiguous")

@@ -1,5 +1,5 @@
-"""Plans for depthwise convolutions of 16-bit tensors with large kernels on tensor cores, from sm_80 on
-(kernels/depthwise/band.cuh): float multiplications alone would take up to three times the memory's time there.
+"""Plans for depthwise convolutions of 16-bit tensors with large kernels on tensor cores, from sm_80 on: float
+multiplications alone would take up to three times the memory's time there (kernels/depthwise/band.cuh, band_wgrad.cuh).
 """
 
 from __future__ import annotations
@@ -11,19 +11,22 @@ from math import prod
 
 from ....numerics.prediction import half_error
 from ....problem import HALF_DTYPES, Extents, PaddingMode, Pair, Pass, Problem, Strides
-from ....util.intmath import ceil_div
+from ....util.intmath import ceil_div, round_up
 from .. import kernel_params
 from ..candidate import CudaCandidate, DirectCandidate
 from ..cost import moved_bytes
 from ..epilogue import finishing, task_with_epilogue, with_epilogue
 from ..implicit_gemm.fprop_dgrad import roles
 from ..implicit_gemm.fprop_dgrad_nhwc import CHUNK, GENERATIONS, why_not_in_chunks
+from ..implicit_gemm.wgrad import reduction, reduction_task
 from ..kernel_params import declared, half_structs, int32
 from ..plan import KernelSpec, Schedule, Task, Work
 from .halo import MOST_CHANNELS, element
 
 BandParams = declared("depthwise/band", "BandParams")
+BandWgradParams = declared("depthwise/band_wgrad", "BandWgradParams")
 _PARAMS = half_structs(BandParams)
+_WGRAD_PARAMS = half_structs(BandWgradParams)
 
 DTYPES = HALF_DTYPES
 CHANNELS = 16
@@ -36,8 +39,8 @@ TILES = {
 
 
 @dataclass(frozen=True)
-class BandCandidate(DirectCandidate):
-    """fprop or dgrad with stride 1."""
+class _Bands(DirectCandidate):
+    """A kernel compiled for one kernel size, with stride 1."""
 
     taps: Pair
     tiles_n: int
@@ -45,6 +48,40 @@ class BandCandidate(DirectCandidate):
     channels: int
     """Channels of a block: 1, or several adjacent ones."""
     dtype: str
+
+    def refusal(self, problem: Problem) -> str | None:
+        if not problem.depthwise:
+            return f"{problem.in_channels} input channels in {problem.groups} groups are not depthwise"
+        if problem.kernel != self.taps or problem.stride != (1, 1) or problem.dilation != (1, 1):
+            return f"made for a kernel of {self.taps[0]}x{self.taps[1]} with stride 1"
+        if problem.tolerance == 0:
+            return "an infinity makes NaN of the outputs beside its own, which tolerance=0 rules out"
+        if problem.padding_mode is not PaddingMode.ZEROS and any(problem.padding):
+            return f"a {problem.padding_mode} border"
+        several = problem.channels_per_group[1] > 1
+        if several and (problem.kind is Pass.DGRAD or self.channels > 1):
+            return "several outputs per channel"
+        if problem.out_channels > MOST_CHANNELS:
+            return f"more than {MOST_CHANNELS} channels"
+        return self._why_not_in_memory(problem)
+
+    def _why_not_in_memory(self, problem: Problem) -> str | None:
+        """Why x and y cannot be read and written as they lie in memory, or None."""
+        if self.channels > 1:
+            if problem.in_channels % CHUNK:
+                return f"channels are not multiples of {CHUNK}"
+            return why_not_in_chunks(problem, grouped=False)
+        if any(strides[3] != 1 for strides in (problem.x_strides, problem.y_strides)):
+            return "columns are not neighbours in memory"
+        return None
+
+    def error(self, problem: Problem, sms: int, workspace: int) -> float:
+        return half_error(problem, self.sums(problem, sms, workspace))
+
+
+@dataclass(frozen=True)
+class BandCandidate(_Bands):
+    """fprop or dgrad."""
 
     @property
     def tile(self) -> Extents:
@@ -83,35 +120,6 @@ class BandCandidate(DirectCandidate):
             generations=GENERATIONS,
         )
         return finishing(kernel).of_halves(self.dtype)
-
-    def refusal(self, problem: Problem) -> str | None:
-        if not problem.depthwise:
-            return f"{problem.in_channels} input channels in {problem.groups} groups are not depthwise"
-        if problem.kernel != self.taps or problem.stride != (1, 1) or problem.dilation != (1, 1):
-            return f"made for a kernel of {self.taps[0]}x{self.taps[1]} with stride 1"
-        if problem.tolerance == 0:
-            return "an infinity makes NaN of the outputs beside its own, which tolerance=0 rules out"
-        if problem.padding_mode is not PaddingMode.ZEROS and any(problem.padding):
-            return f"a {problem.padding_mode} border"
-        several = problem.channels_per_group[1] > 1
-        if several and (problem.kind is Pass.DGRAD or self.channels > 1):
-            return "several outputs per channel"
-        if problem.out_channels > MOST_CHANNELS:
-            return f"more than {MOST_CHANNELS} channels"
-        return self._why_not_in_memory(problem)
-
-    def _why_not_in_memory(self, problem: Problem) -> str | None:
-        """Why x and y cannot be read and written as they lie in memory, or None."""
-        if self.channels > 1:
-            if problem.in_channels % CHUNK:
-                return f"channels are not multiples of {CHUNK}"
-            return why_not_in_chunks(problem, grouped=False)
-        if any(strides[3] != 1 for strides in (problem.x_strides, problem.y_strides)):
-            return "columns are not neighbours in memory"
-        return None
-
-    def error(self, problem: Problem, sms: int, workspace: int) -> float:
-        return half_error(problem, self.sums(problem, sms, workspace))
 
     def sums(self, problem: Problem, sms: int, workspace: int) -> tuple[int, ...]:
         return (prod(self.taps) + problem.bias,)
@@ -161,6 +169,81 @@ class BandCandidate(DirectCandidate):
         return Schedule((with_epilogue(problem, task.launch(bytes(p), slots)),), 0)
 
 
+@dataclass(frozen=True, slots=True)
+class BandCut:
+    """Cut of the weight gradient into tiles of dy (jobs) and slices of jobs."""
+
+    tiles_w: int
+    tiles: int
+    jobs: int
+    jobs_per_slice: int
+    slices: int
+    columns_padded: int
+
+
+@dataclass(frozen=True)
+class BandWgradCandidate(_Bands):
+    """wgrad: all taps in four accumulators per lane."""
+
+    @cached_property
+    def kernel(self) -> KernelSpec:
+        h, w = self.taps
+        return KernelSpec.of(
+            _WGRAD_PARAMS[self.dtype],
+            "depthwise/band_wgrad",
+            *(h, w, *element(self.dtype)),
+            symbol=f"depthwise_band_wgrad_{h}x{w}",
+            threads=128,
+            min_blocks=8,
+            generations=GENERATIONS,
+        ).of_halves(self.dtype)
+
+    def cut(self, problem: Problem, sms: int, workspace: int) -> BandCut:
+        """Choose slices for about 16 blocks per multiprocessor, and partial sums that fit the workspace."""
+        (rows, columns), channels = problem.out_size, problem.out_channels
+        columns_padded = round_up(prod(self.taps) + problem.bias, 4)
+        tiles_w = ceil_div(columns, 8 * self.tiles_n)
+        tiles = tiles_w * ceil_div(rows, 32)
+        jobs = int32(problem.batch * tiles, "the number of tiles of y")
+        most = max(1, min(workspace // (4 * channels * columns_padded), ceil_div(16 * sms, channels)))
+        each = ceil_div(jobs, most)
+        return BandCut(tiles_w, tiles, jobs, each, ceil_div(jobs, each), columns_padded)
+
+    def sums(self, problem: Problem, sms: int, workspace: int) -> tuple[int, ...]:
+        """In an accumulator, over accumulators and rows of dy, over warps, over slices."""
+        cut = self.cut(problem, sms, workspace)
+        return (cut.jobs_per_slice * 128, 2, 2, 4, cut.slices)
+
+    def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:
+        cut = self.cut(problem, sms, workspace)
+        yield self._task(problem, cut)
+        yield reduction_task(problem, cut.slices, cut.columns_padded)
+
+    def _task(self, problem: Problem, cut: BandCut) -> Task:
+        channels = problem.out_channels
+        moved = moved_bytes(problem) + 4 * cut.slices * channels * cut.columns_padded
+        work = Work(cut.slices * channels, cut.slices * channels, cut.jobs * channels, moved)
+        return Task(self.kernel, (cut.slices, channels, 1), work)
+
+    def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
+        cut = self.cut(problem, sms, workspace)
+        p = BandWgradParams(channels=problem.out_channels, columns_padded=cut.columns_padded, bias=problem.bias)
+        p.height, p.width = problem.in_size
+        p.rows, p.columns = problem.out_size
+        p.place("x", problem.x_strides, "x")
+        p.place("dy", problem.y_strides, "the gradient of y")
+        p.pad_top, p.pad_left = problem.padding[0], problem.padding[2]
+        p.pairs_x = _in_pairs(problem, problem.x_strides, problem.in_size)
+        p.pairs_dy = _in_pairs(problem, problem.y_strides, problem.out_size)
+        p.shift = p.pad_left % 2 if p.pairs_x else 0
+        p.jobs, p.jobs_per_slice = cut.jobs, cut.jobs_per_slice
+        p.tiles, p.tiles_w, p.multiplier = cut.tiles, cut.tiles_w, problem.channels_per_group[1]
+        slots = kernel_params.slots(BandWgradParams, x="x", dy="y", partial="workspace")
+        first = self._task(problem, cut).launch(bytes(p), slots)
+        second = reduction(problem, cut.slices, prod(self.taps), cut.columns_padded)
+        return Schedule((first, second), 4 * cut.slices * problem.out_channels * cut.columns_padded)
+
+
 def _in_pairs(problem: Problem, strides: Strides, size: Extents) -> bool:
     """Whether every pair of columns is aligned to four bytes."""
     return problem.vector_aligned and not any(number % 2 for number in (*strides[:3], size[1]))
@@ -170,14 +253,16 @@ CANDIDATES = {
     dtype: tuple(BandCandidate(taps, *tile, dtype) for taps, tiles in TILES.items() for tile in tiles)
     for dtype in DTYPES
 }
+GRADIENTS = {dtype: tuple(BandWgradCandidate((n, n), 7, 1, dtype) for n in (5, 7)) for dtype in DTYPES}
 
 
 def candidates(problem: Problem) -> Iterator[CudaCandidate]:
-    """Candidates compiled for the problem's kernel size; none if it is not depthwise, or for the weight gradient."""
-    if problem.depthwise and problem.kind is not Pass.WGRAD:
-        yield from (one for one in CANDIDATES[problem.dtype] if one.taps == problem.kernel)
+    """Candidates compiled for the problem's kernel size; none if it is not depthwise."""
+    if problem.depthwise:
+        every = (GRADIENTS if problem.kind is Pass.WGRAD else CANDIDATES)[problem.dtype]
+        yield from (one for one in every if one.taps == problem.kernel)
 
 
 def all_kernels() -> Iterator[KernelSpec]:
     for dtype in DTYPES:
-        yield from (candidate.kernel for candidate in CANDIDATES[dtype])
+        yield from (candidate.kernel for candidate in (*CANDIDATES[dtype], *GRADIENTS[dtype]))
