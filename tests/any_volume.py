@@ -57,16 +57,20 @@ def volumes(draw: st.DrawFn) -> Problem:
 def check(problem: Problem, prepare: Callable[[Problem], Run]) -> None:
     tensors, expected = operands(problem)
     outputs = {name: torch.full_like(dense(value, problem), float("nan")) for name, value in expected.items()}
-    given = {**{name: value.float() for name, value in tensors.items()}, **outputs}
+    dtype = getattr(torch, problem.dtype)
+    given = {**{name: value.to(dtype) for name, value in tensors.items()}, **outputs}
     prepare(problem)(given)
     for name, exact in expected.items():
-        allowed = 1e-4 * (exact.square().mean().sqrt() + exact.abs())
+        near = 1e-4 if dtype == torch.float32 else torch.finfo(dtype).eps
+        allowed = near * (exact.square().mean().sqrt() + exact.abs())
         assert ((given[name].double() - exact).abs() <= allowed).all(), name
 
 
 def dense(value: Tensor, problem: Problem) -> Tensor:
     last = problem.x_strides[1] == 1 and value.dim() == 5
-    return value.float().contiguous(memory_format=torch.channels_last_3d if last else torch.contiguous_format)
+    return value.to(getattr(torch, problem.dtype)).contiguous(
+        memory_format=torch.channels_last_3d if last else torch.contiguous_format
+    )
 
 
 def check_as_machine_code(problem: Problem, candidate: str) -> None:
@@ -81,7 +85,7 @@ def check_as_machine_code(problem: Problem, candidate: str) -> None:
 def operands(problem: Problem) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Inputs and expected results of a pass, in the problem's layout."""
     x, w, y, residual = (
-        torch.randn(shape).as_strided(shape, strides).double()
+        torch.randn(shape).as_strided(shape, strides).to(getattr(torch, problem.dtype)).double()
         for shape, strides in (
             (problem.x_shape, problem.x_strides),
             (problem.w_shape, problem.w_strides),
@@ -89,7 +93,7 @@ def operands(problem: Problem) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
             (problem.y_shape, problem.y_strides),
         )
     )
-    bias = torch.randn(problem.out_channels).double()
+    bias = torch.randn(problem.out_channels).to(getattr(torch, problem.dtype)).double()
     if problem.kind is Pass.FPROP:
         given = {"x": x, "w": w}
         given |= ({"bias": bias} if problem.bias else {}) | ({"residual": residual} if problem.residual else {})

@@ -24,7 +24,7 @@ from polyconv.cuda.jit.cache import KernelCache
 from polyconv.cuda.planner import DEVICES, Plan
 from polyconv.cuda.planner.candidate import CudaCandidate
 from polyconv.cuda.planner.cost import COUNTED_L2_BYTES, COUNTED_PRODUCTS, Spent
-from polyconv.cuda.planner.depthwise import strip
+from polyconv.cuda.planner.depthwise import line, strip
 from polyconv.cuda.planner.plan import Schedule
 from polyconv.cuda.planner.planner import all_kernels, candidates
 from polyconv.problem import PaddingMode, Pass, Problem
@@ -85,6 +85,9 @@ def problems() -> list[Problem]:
                 pad = (taps[0] // 2, taps[0] // 2, taps[1] // 2, taps[1] // 2)
                 p = make(1, 32, (rows, 75), 32, taps, groups=32, stride=(stride, stride), padding=pad)
                 found.append(p if lanes == strip.COLUMNS else _channels_last(p))
+    for taps, columns in product(line.TAPS, (300, 2000)):
+        more = {"groups": 16, "padding": (0, 0, taps - 1, 0), "dtype": "float16"}
+        found.append(make(1, 16, (2, columns), 16, (1, taps), **more))
     for c, size, k, taps in (
         (64, (32, 48), 128, 3),
         (128, (28, 28), 128, 1),

@@ -265,11 +265,11 @@ def cuda_passes() -> dict[str, Callable[..., Any]]:
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize(("axes", "groups"), [(2, 6), (3, 6), (3, 1)], ids=["depthwise", "depthwise volume", "volume"])
 def test_widened_results_are_rounded_once(axes: int, groups: int, last: bool, dtype: torch.dtype) -> None:
-    """Depthwise has no 16-bit kernels, and a sum of slices is rounded once at the end."""
+    """No depthwise kernel has so many phases, and a sum of slices is rounded once at the end."""
     x = torch.randn(2, 6, *(7, 8, 5)[:axes], dtype=dtype).to(memory_format=LAYOUTS[axes][last])
     w, bias = torch.randn(6, 6 // groups, *[3] * axes, dtype=dtype), torch.randn(6, dtype=dtype)
-    ones = (1,) * axes
-    geometry = Geometry(stride=ones, padding=2 * ones, dilation=ones, groups=groups, tolerance=1e-4)
+    ones, stride = (1,) * axes, (9 if axes == 2 else 1,) * axes
+    geometry = Geometry(stride=stride, padding=2 * ones, dilation=ones, groups=groups, tolerance=1e-4)
     wide = [t.float() for t in (x, w, bias)]
     recorder, run = Recorder("cuda"), cuda_passes()
     with override("cpu", recorder):
@@ -340,7 +340,10 @@ def test_explain_says_what_a_gpu_does() -> None:
     text = str(polyconv.explain(conv, (8, 32, 64, 64), device="v100"))
     assert "runs direct (implicit_gemm_mma_" in text
     assert "widened" not in text
-    text = str(polyconv.explain(depthwise, (8, 32, 64, 64), device="v100"))
+    assert "runs direct (depthwise_strip_3x3_float16" in str(
+        polyconv.explain(depthwise, (8, 32, 64, 64), device="v100")
+    )
+    text = str(polyconv.explain(polyconv.Conv2d(32, 32, 3, 9, groups=32).half(), (8, 32, 64, 64), device="v100"))
     assert "widened to float32 (no kernel takes it in half precision) and rounded to float16 once" in text
 
 

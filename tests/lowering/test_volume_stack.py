@@ -19,10 +19,12 @@ from polyconv.autotune import preferences
 from polyconv.backend import Run
 from polyconv.cuda.planner import DEVICES
 from polyconv.cuda.planner.volumes import plan_volume, volume_us
+from polyconv.lowering.lower import lower
 from polyconv.lowering.volume_stack import NAMES, Side, Stack, stack
 from polyconv.lowering.volume_sum import NAME as SUM_OF_SLICES
+from polyconv.lowering.widen import Widened
 from polyconv.numerics import reference
-from polyconv.problem import PaddingMode, Pass, Problem
+from polyconv.problem import HALF_DTYPES, PaddingMode, Pass, Problem
 from polyconv.selection import Preference
 from virtual_gpu import run_in_virtual_gpu
 from virtual_gpu.gpu import VirtualGpu
@@ -242,6 +244,38 @@ def _what_is_chosen_runs(problem: Problem) -> None:
         backend = gpu.backend()
         check(problem, lambda problem: backend.prepare(backend.plan(problem)))
         assert gpu.launches
+
+
+HALVES = Problem.make(Pass.FPROP, (2, 8, 5, 9, 11), (16, 8, 3, 3, 3), padding=(1, 1, 1, 1, 0, 1), bias=True)
+IN_HALF = {
+    "padding": HALVES,
+    "residual and activation, channels_last": replace(
+        HALVES, residual=True, activation=Activation.SILU
+    ).channels_last(),
+    "stride": Problem.make(Pass.FPROP, (1, 16, 5, 9, 11), (8, 16, 3, 3, 3), stride=(2, 2, 1), padding=(1,) * 6),
+    "one tap across": Problem.make(Pass.FPROP, (1, 8, 4, 9, 10), (8, 8, 1, 3, 3)).channels_last(),
+}
+
+
+@pytest.mark.parametrize("kind", list(Pass), ids=str)
+@pytest.mark.parametrize("name", IN_HALF)
+def test_half_precision_as_machine_code(name: str, kind: Pass) -> None:
+    """Without copies in float32; a result is rounded once, a weight gradient's parts as well."""
+    dtype = HALF_DTYPES[len(name) % 2]
+    problem = replace(IN_HALF[name], dtype=dtype).for_pass(kind)
+    assert lower(problem, "cuda") is None
+    run_in_virtual_gpu(_what_is_chosen_runs, problem)
+
+
+def test_slices_are_not_added_in_half_precision() -> None:
+    for kind in (Pass.FPROP, Pass.DGRAD):
+        problem = replace(HALVES, dtype="float16").for_pass(kind)
+        plan = plan_volume(problem, DEVICES["a100"])
+        rejected = {one.name: one.rejected for one in plan.candidates}
+        assert plan.choice == NAMES["x" if kind is Pass.FPROP else "y"]
+        assert rejected[SUM_OF_SLICES] == "parts of a sum would be rounded to float16 in memory"
+    few = replace(PLAIN, dtype="float16")
+    assert isinstance(lower(few, "cuda"), Widened)
 
 
 @nightly

@@ -36,6 +36,10 @@ class Parts(Lowering, Protocol):
         """2-D problems in execution order."""
 
     @property
+    def additions(self) -> int:
+        """Largest number of additions to one element of the result."""
+
+    @property
     def extra_traffic(self) -> tuple[int, int]:
         """PyTorch's copies and additions: (bytes, launches)."""
 

@@ -19,13 +19,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import prod
+from math import prod, sqrt
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from ..activation import Activation
 from ..algebra.polyphase import Phase, forward_phases, gradient_phases
 from ..numerics.aliasing import all_apart
-from ..numerics.prediction import error_of_additions
+from ..numerics.prediction import error_of_additions, rounding_error
 from ..problem import AXES, RESULTS, PaddingMode, Pass, Problem, contiguous_strides
 from ..util.intmath import ceil_div
 from .epilogue import apply_epilogue, begun, summed_per_channel
@@ -167,7 +167,9 @@ class Stack:
         return moved + 3 * weights * sums, launches + sums
 
     def predicted_error(self, errors: Iterable[float]) -> float:
-        return max(errors) + error_of_additions(self.problem, self.additions)
+        """With the rounding of a weight gradient's parts, whose errors add up as independent ones."""
+        rounded = sqrt(self.additions) * rounding_error(self.problem)
+        return max(errors) + error_of_additions(self.problem, self.additions) + rounded
 
     def in_words(self) -> str:
         tensor = {"x": "input", "y": "output"}[self.side]
@@ -401,7 +403,7 @@ def _run_fprop_or_dgrad(stack: Stack, runs: Mapping[Problem, Run], tensors: Mapp
 
 
 def _run_weight_gradient(stack: Stack, runs: Mapping[Problem, Run], tensors: Mapping[str, Tensor]) -> None:
-    """Weight gradient: sum the gradients of all 2-D problems, then scatter them to the taps."""
+    """Weight gradient: sum the gradients of all 2-D problems in float32, then scatter them to the taps."""
     memory = tensors[stack.side].new_empty(stack.room)
     for phase in stack.phases:
         first: Tensor | None = None
@@ -409,7 +411,7 @@ def _run_weight_gradient(stack: Stack, runs: Mapping[Problem, Run], tensors: Map
             for call, own in views:
                 dw = memory.new_empty(call.problem.w_shape)
                 runs[call.problem]({**own, "dw": dw})
-                first = dw if first is None else first.add_(dw)
+                first = dw.float() if first is None else first.add_(dw)
         assert first is not None
         apart = of_taps(first, len(phase.taps), stack.side, stack.problem.groups)
         for tap, of_tap in zip(phase.taps, apart, strict=True):

@@ -15,7 +15,7 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..activation import Activation
-from ..numerics.prediction import error_of_additions
+from ..numerics.prediction import error_of_additions, rounding_error
 from ..problem import AXES, RESULTS, Pass, Problem, Shape, Strides, channels_last_strides, contiguous_strides
 from .epilogue import apply_epilogue, begun, summed_per_channel
 from .extreme_geometry import Axis
@@ -87,7 +87,11 @@ class VolumeSum:
 
     def predicted_error(self, errors: Iterable[float]) -> float:
         """Predicted error, from those of the 2-D problems, whose scales do not exceed that of the sum."""
-        return max(errors) + error_of_additions(self.problem, self.additions)
+        return (
+            max(errors)
+            + error_of_additions(self.problem, self.additions)
+            + self.additions * rounding_error(self.problem)
+        )
 
     def in_words(self) -> str:
         adding = sum(one.adds for one in self.calls)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,9 +15,11 @@ from torch import Tensor
 
 from ..arguments import suggests_channels_last
 from ..backend import Run
-from ..problem import HALF_DTYPES, RESULTS, Pass, Problem, Shape, Strides, dense_strides
+from ..problem import HALF_DTYPES, RESULTS, PaddingMode, Pass, Problem, Shape, Strides, dense_strides
 from .base import Rewrite
 from .epilogue import per_channel
+from .volume_stack import Side, stack
+from .volume_sum import volume_sum
 
 if TYPE_CHECKING:
     from .extreme_geometry import Reduction
@@ -25,12 +28,46 @@ if TYPE_CHECKING:
 def has_no_half_kernel(problem: Problem, reduction: Reduction | None, backend: str) -> bool:
     """Whether a half-precision problem is computed in float32 before it is planned.
 
-    Parts of an extreme geometry are summed before the result is rounded. A GPU's depthwise kernels exist in float32
-    only, and slices of a volume are summed like the parts; the CPU planner has float32 candidates for both.
+    Parts of an extreme geometry are summed before the result is rounded. A GPU has no half-precision kernel for unusual
+    depthwise problems, nor for volumes that cannot be stacked; the CPU planner has float32 candidates for all of them.
     """
     if problem.dtype not in HALF_DTYPES:
         return False
-    return reduction is not None or (backend == "cuda" and (problem.depthwise or problem.rank == 3))
+    if backend != "cuda":
+        return reduction is not None
+    if problem.rank == 3:
+        return reduction is not None or _has_no_stack(problem)
+    return reduction is not None or (problem.depthwise and _has_no_tile(problem))
+
+
+_LEAST_CHANNELS = 8
+"""Channels per group from which stacked slices fill the tiles of tensor cores."""
+_STACK_BYTES = 64 * 2**20
+"""Most bytes of a stack: the default workspace on a GPU."""
+
+
+def _has_no_stack(problem: Problem) -> bool:
+    """Whether a volume is no single sum of half-precision problems: slices would be rounded before they are added."""
+    if min(problem.channels_per_group) < _LEAST_CHANNELS:
+        return True
+    side: Side = "y" if problem.kind is Pass.DGRAD else "x"
+    return bool(volume_sum(problem).additions) and isinstance(stack(problem, side, _STACK_BYTES), str)
+
+
+_TILE = 16
+"""Positions along an axis of the tile of the GPU's depthwise kernels with the largest source."""
+_MOST_SOURCE = 3072
+"""Elements of that source, at most."""
+
+
+def _has_no_tile(problem: Problem) -> bool:
+    """Whether a GPU has no depthwise kernel: for a border's gradient, a large stride, a source too large for tiles."""
+    border = problem.padding_mode is not PaddingMode.ZEROS and problem.kind is Pass.DGRAD
+    reach = [
+        (_TILE - 1) * stride + (taps - 1) * dilation + 1
+        for taps, stride, dilation in zip(problem.kernel, problem.stride, problem.dilation, strict=True)
+    ]
+    return border or max(problem.stride) > 8 or prod(reach) * _TILE ** (2 - problem.rank) > _MOST_SOURCE
 
 
 def widened(problem: Problem) -> Problem:

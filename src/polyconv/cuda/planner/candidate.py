@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
-from ...numerics.prediction import Way, direct_error
+from ...numerics.prediction import Way, direct_error, rounding_error
 from ...problem import Problem
 from ...selection import Weighable
 from .plan import KernelSpec, Schedule, Task
@@ -58,4 +58,4 @@ class DirectCandidate:
         raise NotImplementedError
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
-        return direct_error(problem, self.sums(problem, sms, workspace))
+        return direct_error(problem, self.sums(problem, sms, workspace)) + rounding_error(problem)

@@ -2,7 +2,7 @@
 
 Kernels that store a forward pass have twins that finish the sums in registers, with its parameters appended. A family
 plans without an epilogue, and passes the task that stores the result through :func:`task_with_epilogue` and its launch
-through :func:`with_epilogue`.
+through :func:`with_epilogue`. A kernel of :func:`finishing` has no twin: it takes the parameters at every call.
 """
 
 from __future__ import annotations
@@ -64,25 +64,32 @@ def kernel_with_epilogue(kernel: KernelSpec, fewer_blocks: int = 0) -> KernelSpe
     )
 
 
+def finishing(kernel: KernelSpec, fewer_blocks: int = 0) -> KernelSpec:
+    """The kernel as a single instance that serves with and without an epilogue, where testing for one costs little."""
+    return replace(kernel_with_epilogue(kernel, fewer_blocks), symbol=kernel.symbol, twin=kernel.twin)
+
+
+def _takes_epilogue(kernel: KernelSpec) -> bool:
+    return kernel.params.startswith("polyconv::WithEpilogue")
+
+
 def task_with_epilogue(problem: Problem, task: Task, elements: int, fewer_blocks: int = 0) -> Task:
     """The task that stores ``elements`` of the result, with the problem's epilogue, if any."""
     if not has_epilogue(problem):
         return task
     moved = task.work.dram_bytes + problem.element_bytes * elements * problem.residual
+    kernel = task.kernel
     return replace(
         task,
-        kernel=kernel_with_epilogue(task.kernel, fewer_blocks),
+        kernel=kernel if _takes_epilogue(kernel) else kernel_with_epilogue(kernel, fewer_blocks),
         work=replace(task.work, dram_bytes=moved, finished=elements),
     )
 
 
 def with_epilogue(problem: Problem, launch: Launch) -> Launch:
-    """The launch with the epilogue's parameters appended, if the problem has one."""
-    return with_epilogue_params(problem, launch) if has_epilogue(problem) else launch
-
-
-def with_epilogue_params(problem: Problem, launch: Launch) -> Launch:
-    """The launch with epilogue parameters appended, even if the epilogue does nothing."""
+    """The launch with the epilogue's parameters appended, if its kernel takes them."""
+    if not _takes_epilogue(launch.kernel):
+        return launch
     function, a, b = function_of(problem.activation)
     tail = EpilogueParams(activation=FUNCTIONS.index(function), a=a, b=b)
     pointers = launch.pointers

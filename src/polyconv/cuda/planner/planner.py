@@ -11,7 +11,7 @@ from ...problem import AXES, HALF_DTYPES, PaddingMode, Problem
 from ...selection import PlanError, Preference, Selection, select
 from .candidate import CudaCandidate, FastCandidate
 from .cost import tasks_us, why_not_on, worth_residing
-from .depthwise import halo, strip
+from .depthwise import band, halo, line, strip
 from .device import CudaDevice, why_too_old
 from .implicit_gemm import fprop_dgrad, fprop_dgrad_mma, fprop_dgrad_nhwc, wgrad_1x1, wgrad_mma, wgrad_nhwc
 from .implicit_gemm import wgrad as implicit_gemm_wgrad
@@ -32,6 +32,8 @@ GENERAL: tuple[ModuleType, ...] = (fprop_dgrad, implicit_gemm_wgrad, halo)
 FAMILIES: tuple[ModuleType, ...] = (
     *GENERAL,
     strip,
+    line,
+    band,
     wgrad_1x1,
     winograd_nonfused,
     winograd_fused,

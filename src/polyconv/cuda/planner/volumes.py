@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ...lowering.volume import Parts, VolumePlan, planned_parts, scattered_bytes
-from ...lowering.volume_stack import NAMES, stack
+from ...lowering.volume_stack import NAMES, Stack, stack
 from ...lowering.volume_sum import NAME as SUM_OF_SLICES
 from ...lowering.volume_sum import volume_sum
-from ...problem import Problem
+from ...problem import HALF_DTYPES, Pass, Problem
 from ...selection import Candidate, PlanError, Preference, select, why_not
 from .cost import LAUNCH_US
 from .device import CudaDevice
@@ -106,7 +106,10 @@ class _Way:
 def _ways(problem: Problem, device: CudaDevice, workspace: int) -> Iterator[_Way]:
     named: dict[str, Parts | str] = {SUM_OF_SLICES: volume_sum(problem)}
     named |= {name: stack(problem, side, workspace) for side, name in NAMES.items()}
+    once = [name for name, parts in named.items() if not isinstance(parts, str) and not _rounds_parts(parts)]
     for name, parts in named.items():
+        if not isinstance(parts, str) and once and name not in once:
+            parts = f"parts of a sum would be rounded to {problem.dtype} in memory"
         if isinstance(parts, str):
             yield _Way(name, parts)
             continue
@@ -114,6 +117,13 @@ def _ways(problem: Problem, device: CudaDevice, workspace: int) -> Iterator[_Way
             yield _Way(name, None, planned_parts(parts, lambda part: plan_cuda(part, device, workspace)))
         except PlanError as error:
             yield _Way(name, str(error))
+
+
+def _rounds_parts(parts: Parts) -> bool:
+    """Whether results of half precision are added to others in memory. Weight gradients are added in float32."""
+    problem = parts.problem
+    stacked = isinstance(parts, Stack)
+    return problem.dtype in HALF_DTYPES and parts.additions > 0 and not (stacked and problem.kind is Pass.WGRAD)
 
 
 # ---- cost

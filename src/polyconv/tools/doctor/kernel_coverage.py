@@ -10,7 +10,7 @@ from typing import Any
 
 from ...cuda.planner.candidate import CudaCandidate
 from ...cuda.planner.cost import tasks_us, why_not_on
-from ...cuda.planner.depthwise import strip
+from ...cuda.planner.depthwise import line, strip
 from ...cuda.planner.device import CudaDevice
 from ...cuda.planner.plan import KernelSpec, Plan, Task
 from ...cuda.planner.planner import DEFAULT_WORKSPACE, FAMILIES, all_kernels, candidates, family_name, plan_within
@@ -162,16 +162,21 @@ def selected(subject: GpuUnderTest) -> dict[str, Way]:
 
 
 def all_problems() -> Iterator[tuple[str, Problem]]:
-    """Self-test problems, then those that the remaining kernels need, then self-test problems in half precision."""
+    """Self-test problems, then those that the remaining kernels need, then problems in half precision."""
     for name, case in (*CASES.items(), *_more()):
         for kind in case.passes:
             yield f"{name}, {kind}", case.problem(kind)
-    for dtype, (name, case) in product(HALF_DTYPES, CASES.items()):
+    for dtype, (name, case) in product(HALF_DTYPES, (*CASES.items(), *_depthwise(), *_lines())):
         for kind in case.passes:
             yield f"{name}, {kind}, {dtype}", replace(case.problem(kind), dtype=dtype)
 
 
-def _more() -> Iterator[tuple[str, Case]]:
+def _lines() -> Iterator[tuple[str, Case]]:
+    for taps in line.TAPS:
+        yield f"1x{taps}, depthwise, causal", Case((1, 3, 2, 70), (3, 1, 1, taps), (0, 0, taps - 1, 0), groups=3)
+
+
+def _depthwise() -> Iterator[tuple[str, Case]]:
     for (lanes, stride), kernels in strip.KERNELS.items():
         for taps in kernels:
             last = lanes == strip.CHANNELS
@@ -183,9 +188,13 @@ def _more() -> Iterator[tuple[str, Case]]:
                 groups=32 if last else 3,
                 channels_last=last,
             )
-            name = f"{taps[0]}x{taps[1]}, depthwise, stride {stride}" + ", channels last" * last
-            yield name, case
-            yield f"{name}, relu", replace(case, activation="relu")
+            yield f"{taps[0]}x{taps[1]}, depthwise, stride {stride}" + ", channels last" * last, case
+
+
+def _more() -> Iterator[tuple[str, Case]]:
+    for name, case in _depthwise():
+        yield name, case
+        yield f"{name}, relu", replace(case, activation="relu")
     for name in ("1x1", "5x9", "3x4, reflected border", "3x3, channels last"):
         yield f"{name}, relu", replace(CASES[name], activation="relu")
     yield "3x3, replicated border", Case((1, 8, 8, 12), (8, 8, 3, 3), _same(3, 3), padding_mode="replicate")

@@ -13,11 +13,12 @@
 
 namespace polyconv {
 
-struct HaloParams {
-  const float* source;
-  const float* w;
-  const float* bias;  // null: none
-  float* written;
+template <class Element>
+struct HaloParamsOf {
+  const Element* source;
+  const Element* w;
+  const Element* bias;  // null: none
+  Element* written;
   i64 source_batch, source_channel, written_batch, written_channel;
   i64 w_written, w_source;  // weight strides per written channel and per source of it
   i64 w_row, w_column;
@@ -34,7 +35,11 @@ struct HaloParams {
   AxisPhase phase_h[kMaxPhases], phase_w[kMaxPhases];
 };
 
-template <int kTileH, int kTileW, int kThreads, class Params>
+struct HaloParams : HaloParamsOf<float> {};
+struct HalfHaloParams : HaloParamsOf<Half> {};
+struct BFloat16HaloParams : HaloParamsOf<BFloat16> {};
+
+template <int kTileH, int kTileW, int kThreads, class Element = float, class Params>
 __device__ __forceinline__ void depthwise_halo(const Params& p) {
   constexpr int kEach = kTileH * kTileW / kThreads;  // positions per thread, a few rows apart
   constexpr int kRowStep = kThreads / kTileW;
@@ -58,8 +63,8 @@ __device__ __forceinline__ void depthwise_halo(const Params& p) {
   const int area = h.taps * w.taps;
   for (int t = threadIdx.x; t < p.sources * area; t += kThreads) {
     const int of = t / area, tap = t - of * area, r = tap / w.taps, s = tap - r * w.taps;
-    taps[t] = p.w[channel * p.w_written + of * p.w_source + (h.tap_first + r * h.tap_stride) * p.w_row +
-                  (w.tap_first + s * w.tap_stride) * p.w_column];
+    taps[t] = widened(p.w[channel * p.w_written + of * p.w_source + (h.tap_first + r * h.tap_stride) * p.w_row +
+                          (w.tap_first + s * w.tap_stride) * p.w_column]);
   }
 
   // ---- Source tiles: the origin is the smallest coordinate that any tap of any position of the tile reads
@@ -77,7 +82,7 @@ __device__ __forceinline__ void depthwise_halo(const Params& p) {
   const int first = (i * h.read_step - min(0, (h.taps - 1) * p.tap_step_h)) * p.halo.pitch + j * w.read_step -
                     min(0, (w.taps - 1) * p.tap_step_w);
   const int next_position = kRowStep * h.read_step * p.halo.pitch;
-  const float add = p.bias ? p.bias[channel] : 0.f;
+  const float add = p.bias ? widened(p.bias[channel]) : 0.f;
   float sum[kEach];
   int buffer = 0;
   if (area) {
@@ -107,16 +112,17 @@ __device__ __forceinline__ void depthwise_halo(const Params& p) {
       if (more) tile.store(shared + buffer * halo, p.halo);
       __syncthreads();
     }
-    float* written = p.written + image * p.written_batch + channel * p.written_channel;
+    Element* written = p.written + image * p.written_batch + channel * p.written_channel;
     if constexpr (EpilogueOf<Params>::kExists) {
       // All residuals before the first store, so that the loads overlap.
-      const float* residual = p.residual + image * p.written_batch + channel * p.written_channel;
+      const Element* residual =
+          reinterpret_cast<const Element*>(p.residual) + image * p.written_batch + channel * p.written_channel;
 #pragma unroll
       for (int e = 0; e < kEach; e++) {
         const int a = first_i + i + e * kRowStep, b = first_j + j;
         if (p.residual && a < int(h.count.divisor) && b < int(w.count.divisor))
-          sum[e] += residual[i64(h.written_first + a * h.written_step) * p.written_row +
-                             i64(w.written_first + b * w.written_step) * p.written_column];
+          sum[e] += widened(residual[i64(h.written_first + a * h.written_step) * p.written_row +
+                                     i64(w.written_first + b * w.written_step) * p.written_column]);
       }
       activate(sum, p);
     }
@@ -125,7 +131,7 @@ __device__ __forceinline__ void depthwise_halo(const Params& p) {
       const int a = first_i + i + e * kRowStep, b = first_j + j;
       if (a < int(h.count.divisor) && b < int(w.count.divisor))
         written[i64(h.written_first + a * h.written_step) * p.written_row +
-                i64(w.written_first + b * w.written_step) * p.written_column] = sum[e];
+                i64(w.written_first + b * w.written_step) * p.written_column] = rounded<Element>(sum[e]);
     }
   }
 }

@@ -2,7 +2,7 @@
 // is in flight while the current one is used.
 #pragma once
 
-#include "common/common.cuh"
+#include "common/elements.cuh"
 
 namespace polyconv {
 
@@ -29,7 +29,8 @@ struct HaloTile {
   float carried[kCarry];
 
   // Outside the plane: zeros, or the border's values.
-  __device__ __forceinline__ void load(const float* from, const Plane& plane, const HaloShape& shape, int origin_y,
+  template <class Element>
+  __device__ __forceinline__ void load(const Element* from, const Plane& plane, const HaloShape& shape, int origin_y,
                                        int origin_x) {
 #pragma unroll
     for (int e = 0; e < kCarry; e++) {
@@ -41,7 +42,7 @@ struct HaloTile {
         u = fold_into(u, plane.width, plane.border);
       }
       const bool inside = row < shape.height && u32(v) < u32(plane.height) && u32(u) < u32(plane.width);
-      carried[e] = inside ? from[i64(v) * plane.row + i64(u) * plane.column] : 0.f;
+      carried[e] = inside ? widened(from[i64(v) * plane.row + i64(u) * plane.column]) : 0.f;
     }
   }
 

@@ -12,9 +12,10 @@
 
 namespace polyconv {
 
-struct HaloWgradParams {
-  const float* x;
-  const float* dy;
+template <class Element>
+struct HaloWgradParamsOf {
+  const Element* x;
+  const Element* dy;
   float* partial;  // [slice][channel][columns_padded]
   i64 x_batch, x_channel, dy_batch, dy_channel;
   int x_row, x_column, dy_row, dy_column;
@@ -29,8 +30,12 @@ struct HaloWgradParams {
   FastDivisor multiplier, kernel_width, tiles, tiles_w;
 };
 
-template <int kTileH, int kTileW, int kThreads, int kTaps>
-__device__ __forceinline__ void depthwise_halo_wgrad(const HaloWgradParams& p) {
+struct HaloWgradParams : HaloWgradParamsOf<float> {};
+struct HalfHaloWgradParams : HaloWgradParamsOf<Half> {};
+struct BFloat16HaloWgradParams : HaloWgradParamsOf<BFloat16> {};
+
+template <int kTileH, int kTileW, int kThreads, int kTaps, class Element = float, class Params>
+__device__ __forceinline__ void depthwise_halo_wgrad(const Params& p) {
   constexpr int kEach = kTileH * kTileW / kThreads, kRowStep = kThreads / kTileW, kWarps = kThreads / 32;
   static_assert(kThreads % kTileW == 0 && kTileH % kRowStep == 0, "the block must divide the tile");
   extern __shared__ __align__(16) float shared[];
@@ -39,8 +44,8 @@ __device__ __forceinline__ void depthwise_halo_wgrad(const HaloWgradParams& p) {
 
   const int channel = blockIdx.y, first_tap = blockIdx.z * kTaps;
   const int i = threadIdx.x / kTileW, j = threadIdx.x % kTileW;
-  const float* const x_channel = p.x + p.multiplier.quotient(channel) * p.x_channel;
-  const float* const dy_channel = p.dy + channel * p.dy_channel;
+  const Element* const x_channel = p.x + p.multiplier.quotient(channel) * p.x_channel;
+  const Element* const dy_channel = p.dy + channel * p.dy_channel;
 
   // Offset of tap t in the x tile, relative to the pixel. Taps past the last read the first one and are not written.
   int shift[kTaps];
@@ -63,7 +68,7 @@ __device__ __forceinline__ void depthwise_halo_wgrad(const HaloWgradParams& p) {
     for (int e = 0; e < kEach; e++) {
       const int a = tile_y * kTileH + i + e * kRowStep, b = tile_x * kTileW + j;
       carried_dy[e] = a < p.out_height && b < p.out_width
-                          ? dy_channel[image * p.dy_batch + i64(a) * p.dy_row + i64(b) * p.dy_column]
+                          ? widened(dy_channel[image * p.dy_batch + i64(a) * p.dy_row + i64(b) * p.dy_column])
                           : 0.f;
     }
   };

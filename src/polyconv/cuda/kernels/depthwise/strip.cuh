@@ -16,13 +16,16 @@
 namespace polyconv {
 
 // Neighbouring positions per thread. Lanes along columns share a row's elements through L1; otherwise a thread does.
-template <Lanes kLanes>
-constexpr int kStripColumns = kLanes == Lanes::kColumns ? 1 : 4;
+// 16-bit elements are loaded one by one, so that rows need no alignment: two positions share loads and instructions.
+template <Lanes kLanes, class Element = float>
+constexpr int kStripColumns = kLanes == Lanes::kChannels ? 4
+                              : sizeof(Element) == 2     ? 2
+                                                         : 1;
 
 // kStride: along both axes.
-template <int kTapsH, int kTapsW, int kStride, Lanes kLanes, class Params>
+template <int kTapsH, int kTapsW, int kStride, Lanes kLanes, class Element = float, class Params>
 __device__ __forceinline__ void depthwise_strip(const Params& p) {
-  constexpr int kColumns = kStripColumns<kLanes>;
+  constexpr int kColumns = kStripColumns<kLanes, Element>;
   constexpr int kWidth = (kColumns - 1) * kStride + kTapsW;
   constexpr int kOpen = (kTapsH + kStride - 1) / kStride;  // outputs that one step adds to
   constexpr int kAhead = strip_steps(kStride * kWidth);    // steps whose loads are in flight together
@@ -32,15 +35,16 @@ __device__ __forceinline__ void depthwise_strip(const Params& p) {
 
   float taps[kTapsH][kTapsW];
   load_taps(taps, p, strip.channel);
-  const float bias = p.bias ? p.bias[strip.channel] : 0.f;
+  const float bias = p.bias ? widened(p.bias[strip.channel]) : 0.f;
 
   // Step k reads kStride rows. It opens output k and completes output k - (kOpen - 1).
   const int first_step = 1 - kOpen;
-  SourceRows<kLanes, kWidth> source(p, strip, strip.first_row * kStride + p.first_row,
-                                    strip.column * kStride + p.first_column, (strip.rows - 1) * kStride + kTapsH);
+  SourceRows<kLanes, kWidth, Element> source(p, strip, strip.first_row * kStride + p.first_row,
+                                             strip.column * kStride + p.first_column,
+                                             (strip.rows - 1) * kStride + kTapsH);
   const i64 next_column = kLanes == Lanes::kColumns ? 1 : p.written_column;
-  float* to = p.written + strip.image * p.written_batch + strip.channel * p.written_channel +
-              i64(strip.first_row + first_step) * p.written_row + strip.column * next_column;
+  Element* to = p.written + strip.image * p.written_batch + strip.channel * p.written_channel +
+                i64(strip.first_row + first_step) * p.written_row + strip.column * next_column;
   float open[kOpen][kColumns];  // [m]: outputs opened m steps ago
 #pragma unroll
   for (int m = 0; m < kOpen; m++)
@@ -56,13 +60,13 @@ __device__ __forceinline__ void depthwise_strip(const Params& p) {
       for (int a = 0; a < kStride; a++) source.next(x[u][a]);
     float residual[kAhead][kColumns];
     if constexpr (EpilogueOf<Params>::kResidual) {
-      const float* from = add_bytes(to, p.residual_bytes());
+      const Element* from = add_bytes(to, p.residual_bytes());
 #pragma unroll
       for (int u = 0; u < kAhead; u++, from += p.written_row)
 #pragma unroll
         for (int c = 0; c < kColumns; c++) {
           const bool exists = u32(i + u) < u32(strip.rows) && (kColumns == 1 || strip.column + c < p.columns);
-          residual[u][c] = p.residual && exists ? from[c * next_column] : 0.f;
+          residual[u][c] = p.residual && exists ? widened(from[c * next_column]) : 0.f;
         }
     }
 #pragma unroll
@@ -86,7 +90,7 @@ __device__ __forceinline__ void depthwise_strip(const Params& p) {
       if (u32(i + u) < u32(strip.rows))
 #pragma unroll
         for (int c = 0; c < kColumns; c++)
-          if (kColumns == 1 || strip.column + c < p.columns) to[c * next_column] = open[kOpen - 1][c];
+          if (kColumns == 1 || strip.column + c < p.columns) to[c * next_column] = rounded<Element>(open[kOpen - 1][c]);
       to += p.written_row;
     }
   }

@@ -14,8 +14,8 @@
 
 namespace polyconv {
 
-template <int kTapsH, int kTapsW, int kStride, Lanes kLanes>
-__device__ __forceinline__ void depthwise_strip_scatter(const StripParams& p) {
+template <int kTapsH, int kTapsW, int kStride, Lanes kLanes, class Element = float, class Params>
+__device__ __forceinline__ void depthwise_strip_scatter(const Params& p) {
   constexpr int kOpen = (kTapsH + kStride - 1) / kStride, kReach = (kTapsW + kStride - 1) / kStride;
   constexpr int kAhead = strip_steps(kReach);
   const u32 number = blockIdx.x * blockDim.x + threadIdx.x;
@@ -27,13 +27,13 @@ __device__ __forceinline__ void depthwise_strip_scatter(const StripParams& p) {
 
   // Cell (0, 0) of the plane ends at the source's (first_row, first_column); earlier rows and columns contribute too.
   const int first_step = 1 - kOpen;
-  SourceRows<kLanes, kReach> source(p, strip, strip.first_row + first_step + p.first_row,
-                                    strip.column + 1 - kReach + p.first_column, strip.rows + kOpen - 1);
+  SourceRows<kLanes, kReach, Element> source(p, strip, strip.first_row + first_step + p.first_row,
+                                             strip.column + 1 - kReach + p.first_column, strip.rows + kOpen - 1);
   int row = (strip.first_row + first_step) * kStride + p.cell_row;
   const int column = strip.column * kStride + p.cell_column;
   const i64 next_column = kLanes == Lanes::kColumns ? 1 : p.written_column;
-  float* to = p.written + strip.image * p.written_batch + strip.channel * p.written_channel + i64(row) * p.written_row +
-              column * next_column;
+  Element* to = p.written + strip.image * p.written_batch + strip.channel * p.written_channel +
+                i64(row) * p.written_row + column * next_column;
   float open[kOpen][kStride][kStride];  // [m]: the cell that m more rows complete
 #pragma unroll
   for (int m = 0; m < kOpen; m++)
@@ -68,7 +68,7 @@ __device__ __forceinline__ void depthwise_strip_scatter(const StripParams& p) {
         const u32 inside = complete && u32(row) < u32(p.written_height) ? p.written_width : 0;
 #pragma unroll
         for (int b = 0; b < kStride; b++)
-          if (u32(column + b) < inside) to[b * next_column] = open[0][a][b];
+          if (u32(column + b) < inside) to[b * next_column] = rounded<Element>(open[0][a][b]);
         to += p.written_row;
         row++;
       }

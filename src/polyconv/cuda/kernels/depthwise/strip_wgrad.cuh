@@ -12,9 +12,10 @@
 
 namespace polyconv {
 
-struct StripWgradParams {
-  const float* x;
-  const float* dy;
+template <class Element>
+struct StripWgradParamsOf {
+  const Element* x;
+  const Element* dy;
   float* partial;  // [slice][channel][columns_padded]: the taps, then the bias
   i64 x_batch, x_channel, dy_batch, dy_channel;
   int x_row, x_column, dy_row, dy_column;
@@ -27,17 +28,21 @@ struct StripWgradParams {
   FastDivisor column_strips, row_strips, multiplier;
 };
 
+struct StripWgradParams : StripWgradParamsOf<float> {};
+struct HalfStripWgradParams : StripWgradParamsOf<Half> {};
+struct BFloat16StripWgradParams : StripWgradParamsOf<BFloat16> {};
+
 // kStride: along both axes.
-template <int kTapsH, int kTapsW, int kStride, Lanes kLanes, int kThreads>
-__device__ __forceinline__ void depthwise_strip_wgrad(const StripWgradParams& p) {
+template <int kTapsH, int kTapsW, int kStride, Lanes kLanes, int kThreads, class Element = float, class Params>
+__device__ __forceinline__ void depthwise_strip_wgrad(const Params& p) {
   constexpr int kTaps = kTapsH * kTapsW, kWarps = kThreads / 32;
   constexpr int kRound = kTapsH == 1 ? 4 : kTapsH;  // steps after which the window's slots repeat
   constexpr bool kChannels = kLanes == Lanes::kChannels;
   __shared__ float sums[kWarps][kTaps + 1][kChannels ? 32 : 1];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int channel = kChannels ? blockIdx.y * 32 + lane : blockIdx.y;
-  const float* const x_channel = p.x + i64(p.multiplier.quotient(channel)) * p.x_channel;
-  const float* const dy_channel = p.dy + channel * p.dy_channel;
+  const Element* const x_channel = p.x + i64(p.multiplier.quotient(channel)) * p.x_channel;
+  const Element* const dy_channel = p.dy + channel * p.dy_channel;
 
   // ---- Sum over the strips of each thread
   float sum[kTaps + 1];  // the last one: dy
@@ -51,11 +56,11 @@ __device__ __forceinline__ void depthwise_strip_wgrad(const StripWgradParams& p)
     const int column = strip - above * p.column_strips.divisor;
     const int first_row = (above - image * p.row_strips.divisor) * p.rows_per_strip;
     const int rows = min(p.rows_per_strip, p.rows - first_row);
-    const float* dy =
+    const Element* dy =
         dy_channel + image * p.dy_batch + i64(first_row) * p.dy_row + column * i64(kChannels ? p.dy_column : 1);
-    SourceRows<kLanes, kTapsW> source(x_channel + image * p.x_batch, p.x_row, p.x_column, p.height, p.width,
-                                      first_row * kStride - p.pad_top, column * kStride - p.pad_left,
-                                      (rows - 1) * kStride + kTapsH);
+    SourceRows<kLanes, kTapsW, Element> source(x_channel + image * p.x_batch, p.x_row, p.x_column, p.height, p.width,
+                                               first_row * kStride - p.pad_top, column * kStride - p.pad_left,
+                                               (rows - 1) * kStride + kTapsH);
 
     // Row r of the window of step i is in slot (i * kStride + r) % kTapsH: constant once steps are unrolled.
     float window[kTapsH][kTapsW];
@@ -64,7 +69,7 @@ __device__ __forceinline__ void depthwise_strip_wgrad(const StripWgradParams& p)
     const auto step = [&](int u) {
 #pragma unroll
       for (int r = kTapsH - kStride; r < kTapsH; r++) source.next(window[(u * kStride + r) % kTapsH]);
-      const float g = *dy;
+      const float g = widened(*dy);
       dy += p.dy_row;
 #pragma unroll
       for (int r = 0; r < kTapsH; r++)

@@ -9,15 +9,16 @@ from functools import cached_property
 from math import prod
 
 from ....algebra.polyphase import Phase
-from ....problem import Extents, PaddingMode, Pass, Problem
+from ....problem import HALF_DTYPES, Extents, PaddingMode, Pass, Problem
 from ....util.intmath import ceil_div, round_up
 from .. import kernel_params
 from ..candidate import CudaCandidate, DirectCandidate
 from ..cost import moved_bytes
-from ..epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
+from ..epilogue import finishing, kernel_with_epilogue, task_with_epilogue, with_epilogue
 from ..implicit_gemm.fprop_dgrad import BORDER_FACTS, BORDERS, Roles, roles
+from ..implicit_gemm.tiles import ELEMENTS
 from ..implicit_gemm.wgrad import bordered, reduction, reduction_task
-from ..kernel_params import MAX_PHASES, PHASE_FACTS, FastDivisor, Params, declared, int32
+from ..kernel_params import MAX_PHASES, PHASE_FACTS, FastDivisor, Params, declared, half_structs, int32
 from ..plan import KernelSpec, Schedule, Task, Work
 
 
@@ -36,6 +37,9 @@ class HaloShape(Params):
 
 HaloParams = declared("depthwise/halo", "HaloParams", kMaxPhases=MAX_PHASES)
 HaloWgradParams = declared("depthwise/halo_wgrad", "HaloWgradParams")
+_HALF_PARAMS = half_structs(HaloParams)
+_HALF_WGRAD_PARAMS = half_structs(HaloWgradParams)
+DTYPES = ("float32", *HALF_DTYPES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,11 @@ MOST_CHANNELS = 65535
 """Limit of grid.y, which counts channels."""
 
 
+def element(dtype: str) -> tuple[str, ...]:
+    """Template argument of kernels whose elements are floats by default."""
+    return (ELEMENTS[dtype],) if dtype in HALF_DTYPES else ()
+
+
 def _per_block(jobs: int, blocks: int, sms: int) -> int:
     """Jobs per block: as many as still leave eight blocks per multiprocessor."""
     return max(1, min(jobs, jobs * blocks // (8 * sms)))
@@ -114,20 +123,23 @@ class _PlaneCandidate(DirectCandidate):
 class HaloCandidate(_PlaneCandidate):
     """fprop or dgrad, channel by channel."""
 
+    dtype: str = "float32"
+
     @cached_property
     def kernel(self) -> KernelSpec:
         tile = self.tile
         blocks = 3 if tile.threads == 256 else 8
         symbol = f"depthwise_halo_{tile.name}"
-        return KernelSpec.of(
-            HaloParams,
+        kernel = KernelSpec.of(
+            _HALF_PARAMS.get(self.dtype, HaloParams),
             "depthwise/halo",
-            tile,
+            *(tile, *element(self.dtype)),
             symbol=symbol,
             threads=tile.threads,
             min_blocks=blocks,
             facts={**HALO_FACTS, **PHASE_FACTS},
         )
+        return finishing(kernel).of_halves(self.dtype) if self.dtype in HALF_DTYPES else kernel
 
     def refusal(self, problem: Problem) -> str | None:
         r = roles(problem)
@@ -218,6 +230,7 @@ class HaloWgradCandidate(_PlaneCandidate):
 
     taps: int
     """Taps that a block sums at once."""
+    dtype: str = "float32"
     static_shared = 1024
 
     @cached_property
@@ -225,15 +238,16 @@ class HaloWgradCandidate(_PlaneCandidate):
         tile, taps = self.tile, self.taps
         blocks = 2 if tile.threads == 256 else 8
         symbol = f"depthwise_halo_wgrad_{tile.name}_{taps}taps"
-        return KernelSpec.of(
-            HaloWgradParams,
+        kernel = KernelSpec.of(
+            _HALF_WGRAD_PARAMS.get(self.dtype, HaloWgradParams),
             "depthwise/halo_wgrad",
-            *(tile, taps),
+            *(tile, taps, *element(self.dtype)),
             symbol=symbol,
             threads=tile.threads,
             min_blocks=blocks,
             facts=HALO_FACTS,
         )
+        return kernel.of_halves(self.dtype) if self.dtype in HALF_DTYPES else kernel
 
     def halo(self, problem: Problem) -> Extents:
         (r, s), (sh, sw), (dh, dw) = problem.kernel, problem.stride, problem.dilation
@@ -303,17 +317,22 @@ class HaloWgradCandidate(_PlaneCandidate):
         return Schedule((first, second), 4 * cut.slices * problem.out_channels * cut.columns_padded)
 
 
-FORWARD = tuple(map(HaloCandidate, PLANE_TILES))
-GRADIENTS = tuple(HaloWgradCandidate(tile, taps) for tile in PLANE_TILES for taps in WGRAD_TAPS)
+FORWARD = {dtype: tuple(HaloCandidate(tile, dtype) for tile in PLANE_TILES) for dtype in DTYPES}
+GRADIENTS = {
+    dtype: tuple(HaloWgradCandidate(tile, taps, dtype) for tile in PLANE_TILES for taps in WGRAD_TAPS)
+    for dtype in DTYPES
+}
 
 
 def candidates(problem: Problem) -> Iterator[CudaCandidate]:
     """Every tile, refused or not."""
-    yield from GRADIENTS if problem.kind is Pass.WGRAD else FORWARD
+    yield from (GRADIENTS if problem.kind is Pass.WGRAD else FORWARD)[problem.dtype]
 
 
 def all_kernels() -> Iterator[KernelSpec]:
-    for forward in FORWARD:
-        yield forward.kernel
-        yield kernel_with_epilogue(forward.kernel)
-    yield from (gradient.kernel for gradient in GRADIENTS)
+    for dtype in DTYPES:
+        for forward in FORWARD[dtype]:
+            yield forward.kernel
+            if dtype == "float32":
+                yield kernel_with_epilogue(forward.kernel)
+        yield from (gradient.kernel for gradient in GRADIENTS[dtype])

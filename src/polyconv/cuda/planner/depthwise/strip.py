@@ -8,24 +8,27 @@ cuda/planner/depthwise/halo.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
-from ....problem import Extents, PaddingMode, Pair, Pass, Problem
+from ....problem import HALF_DTYPES, Extents, PaddingMode, Pair, Pass, Problem
 from ....util.intmath import ceil_div, round_up
 from .. import kernel_params
 from ..candidate import CudaCandidate, DirectCandidate
 from ..cost import moved_bytes
-from ..epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
+from ..epilogue import finishing, kernel_with_epilogue, task_with_epilogue, with_epilogue
 from ..implicit_gemm.fprop_dgrad import roles
 from ..implicit_gemm.wgrad import reduction, reduction_task
-from ..kernel_params import DIVIDEND_LIMIT, Params, declared
+from ..kernel_params import DIVIDEND_LIMIT, Params, declared, half_structs
 from ..plan import KernelSpec, Schedule, Task, Work
-from .halo import MOST_CHANNELS
+from .halo import MOST_CHANNELS, element
 
 StripParams = declared("depthwise/strip_tile", "StripParams")
 StripWgradParams = declared("depthwise/strip_wgrad", "StripWgradParams")
+_HALF_PARAMS = half_structs(StripParams)
+_HALF_WGRAD_PARAMS = half_structs(StripWgradParams)
+DTYPES = ("float32", *HALF_DTYPES)
 
 
 THREADS = 128
@@ -43,6 +46,8 @@ KERNELS: dict[tuple[str, int], tuple[Pair, ...]] = {
     (CHANNELS, 2): ((3, 3), (5, 5)),
 }
 """Compiled kernel sizes, by lanes and stride along both axes."""
+HALF_KERNELS = {key: tuple(taps for taps in kernels if taps[0] == taps[1]) for key, kernels in KERNELS.items()}
+"""Those compiled for 16-bit tensors: few, because each is compiled for two formats."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,11 @@ class _Strips(DirectCandidate):
     taps: Pair
     stride: int
     lanes: str
+    dtype: str = field(default="float32", kw_only=True)
+
+    @property
+    def half(self) -> bool:
+        return self.dtype in HALF_DTYPES
 
     def _instance(
         self,
@@ -67,7 +77,7 @@ class _Strips(DirectCandidate):
         return KernelSpec.of(
             struct,
             stem,
-            *(h, w, self.stride, self._lanes, *arguments),
+            *(h, w, self.stride, self._lanes, *arguments, *element(self.dtype)),
             symbol=f"{stem.replace('/', '_')}_{h}x{w}{variant}",
             threads=THREADS,
             min_blocks=few if h * w <= 9 else some if h * w <= 25 else many,
@@ -132,12 +142,15 @@ class StripCandidate(_Strips):
 
     @cached_property
     def kernel(self) -> KernelSpec:
+        struct = _HALF_PARAMS.get(self.dtype, StripParams)
         wide = self._columns > 1
         blocks = 8, 6 if self.scatters or wide else 8, 3 if wide else 5
         if self.scatters:
-            return self._instance(StripParams, "depthwise/strip_scatter", blocks)
-        columns = {f"polyconv::kStripColumns<{self._lanes}>": self._columns}
-        return self._instance(StripParams, "depthwise/strip", blocks, facts=columns)
+            kernel = self._instance(struct, "depthwise/strip_scatter", blocks)
+            return kernel.of_halves(self.dtype) if self.half else kernel
+        columns = {f"polyconv::kStripColumns<{', '.join((self._lanes, *element(self.dtype)))}>": self._columns}
+        kernel = self._instance(struct, "depthwise/strip", blocks, facts=columns)
+        return finishing(kernel, self.fewer_blocks).of_halves(self.dtype) if self.half else kernel
 
     @property
     def fewer_blocks(self) -> int:
@@ -161,7 +174,9 @@ class StripCandidate(_Strips):
     @property
     def _columns(self) -> int:
         """Adjacent positions per thread (``kStripColumns`` in depthwise/strip.cuh)."""
-        return 4 if self.lanes == CHANNELS and not self.scatters else 1
+        if self.scatters:
+            return 1
+        return 4 if self.lanes == CHANNELS else 2 if self.half else 1
 
     def _positions(self, problem: Problem) -> Extents:
         """Rows and columns of positions: written elements or, if scattered, cells."""
@@ -240,8 +255,10 @@ class StripWgradCandidate(_Strips):
 
     @cached_property
     def kernel(self) -> KernelSpec:
-        blocks = 8, 4 if self.stride == 1 else 3, 3
-        return self._instance(StripWgradParams, "depthwise/strip_wgrad", blocks, THREADS)
+        blocks = 8, 4 if self.stride == 1 else 3, 2 if self.half and self.lanes == CHANNELS else 3
+        struct = _HALF_WGRAD_PARAMS.get(self.dtype, StripWgradParams)
+        kernel = self._instance(struct, "depthwise/strip_wgrad", blocks, THREADS)
+        return kernel.of_halves(self.dtype) if self.half else kernel
 
     def refusal(self, problem: Problem) -> str | None:
         reason = super().refusal(problem)
@@ -306,26 +323,27 @@ class StripWgradCandidate(_Strips):
         return (cut.rows_per_strip * cut.rounds_per_slice, *in_warp, THREADS // 32, cut.slices)
 
 
-def _all(kind: Pass) -> Iterator[StripCandidate | StripWgradCandidate]:
-    for (lanes, stride), kernels in KERNELS.items():
+def _all(kind: Pass, dtype: str) -> Iterator[StripCandidate | StripWgradCandidate]:
+    for (lanes, stride), kernels in (HALF_KERNELS if dtype in HALF_DTYPES else KERNELS).items():
         for taps in kernels:
             if kind is Pass.WGRAD:
-                yield StripWgradCandidate(taps, stride, lanes)
+                yield StripWgradCandidate(taps, stride, lanes, dtype=dtype)
             else:
-                yield StripCandidate(taps, stride, lanes, scatters=kind is Pass.DGRAD and stride > 1)
+                scatters = kind is Pass.DGRAD and stride > 1
+                yield StripCandidate(taps, stride, lanes, scatters, dtype=dtype)
+
+
+CANDIDATES = {(kind, dtype): tuple(_all(kind, dtype)) for dtype in DTYPES for kind in Pass}
 
 
 def all_kernels() -> Iterator[KernelSpec]:
-    yield from dict.fromkeys(candidate.kernel for kind in Pass for candidate in _all(kind))
-    for candidate in _all(Pass.FPROP):
+    yield from dict.fromkeys(candidate.kernel for every in CANDIDATES.values() for candidate in every)
+    for candidate in CANDIDATES[Pass.FPROP, "float32"]:
         if isinstance(candidate, StripCandidate):
             yield kernel_with_epilogue(candidate.kernel, candidate.fewer_blocks)
-
-
-CANDIDATES = {kind: tuple(_all(kind)) for kind in Pass}
 
 
 def candidates(problem: Problem) -> Iterator[CudaCandidate]:
     """Candidates compiled for the problem's kernel size; none if it is not depthwise."""
     if problem.depthwise:
-        yield from (one for one in CANDIDATES[problem.kind] if one.taps == problem.kernel)
+        yield from (one for one in CANDIDATES[problem.kind, problem.dtype] if one.taps == problem.kernel)

@@ -370,17 +370,11 @@ class ImplicitGemmCandidate(DirectCandidate):
         packed = problem.element_bytes * problem.groups * tables.rows * self._outputs_padded(r)
         work = Work(blocks, blocks, steps, int(part * moved_bytes(problem)) + packed)
         task = Task(self.kernel, (tiles, problem.groups, len(tables.first_rows)), work)
-        return self._task_with_epilogue(problem, task, int(part * prod(problem.y_shape)))
+        return task_with_epilogue(problem, task, int(part * prod(problem.y_shape)))
 
     def _can_finish(self) -> bool:
         """Whether an instance with an epilogue exists."""
         return self.tile.name in self.loader.epilogue_tiles
-
-    def _task_with_epilogue(self, problem: Problem, task: Task, elements: int) -> Task:
-        return task_with_epilogue(problem, task, elements)
-
-    def _with_epilogue(self, problem: Problem, launch: Launch) -> Launch:
-        return with_epilogue(problem, launch)
 
     def _gather(
         self, problem: Problem, r: Roles, tables: PhaseTables, table: tuple[str, int] | None, packed: tuple[str, int]
@@ -416,7 +410,7 @@ class ImplicitGemmCandidate(DirectCandidate):
                 bias=r.bias,
                 written=(r.written, each * slab.first_image * r.written_strides[0]),
             )
-            yield self._with_epilogue(problem, self._gather_task(problem, r, tables, slab).launch(bytes(p), slots))
+            yield with_epilogue(problem, self._gather_task(problem, r, tables, slab).launch(bytes(p), slots))
 
 
 FPROP_DGRAD_TILES = (SQUARE, TALL, NARROW, SMALL, TINY, SLIM, SLIMMER)

@@ -13,9 +13,9 @@ from functools import cached_property
 
 from ....numerics.prediction import half_error
 from ....problem import HALF_DTYPES, Pass, Problem
-from ..epilogue import has_epilogue, kernel_with_epilogue, with_epilogue_params
+from ..epilogue import finishing
 from ..kernel_params import PHASE_FACTS, half_structs
-from ..plan import KernelSpec, Launch, Task
+from ..plan import KernelSpec, Task
 from .fprop_dgrad import (
     BORDER_FACTS,
     FOLDED,
@@ -88,7 +88,7 @@ class ImplicitGemmMmaCandidate(ImplicitGemmCandidate):
             min_blocks=tile.min_blocks(loader.weight),
             facts={**tile.facts, **PHASE_FACTS, **BORDER_FACTS},
         )
-        return replace(kernel_with_epilogue(plain), symbol=plain.symbol).of_halves(tile.dtype)
+        return finishing(plain).of_halves(tile.dtype)
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
         return half_error(problem, self.sums(problem, sms, workspace))
@@ -104,15 +104,6 @@ class ImplicitGemmMmaCandidate(ImplicitGemmCandidate):
         requests = task.work.steps * self.tile.depth * self.tile.m // 32
         lines = requests * (lines_of(32, abs(tables.w[0].read_step) * r.source_strides[3]) - 1)
         return replace(task, work=replace(task.work, scattered_lines=lines))
-
-    def _task_with_epilogue(self, problem: Problem, task: Task, elements: int) -> Task:
-        if not has_epilogue(problem):
-            return task
-        moved = task.work.dram_bytes + problem.element_bytes * elements * problem.residual
-        return replace(task, work=replace(task.work, dram_bytes=moved, finished=elements))
-
-    def _with_epilogue(self, problem: Problem, launch: Launch) -> Launch:
-        return with_epilogue_params(problem, launch)
 
 
 CANDIDATES = {

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ....problem import HALF_DTYPES, PaddingMode, Pass, Problem
-from ..epilogue import kernel_with_epilogue
+from ..epilogue import finishing
 from ..kernel_params import PHASE_FACTS, half_structs
 from ..plan import KernelSpec, Task
 from .fprop_dgrad import (
@@ -56,9 +56,9 @@ def pipeline_facts(tile: PipelinedTile) -> dict[str, int]:
     return {**tile.facts, f"{tile.cpp}::kRingBytes": tile.ring_bytes, "polyconv::kChunk": CHUNK}
 
 
-def why_not_in_chunks(problem: Problem) -> str | None:
-    """Why the channels of x or y cannot be copied eight at a time, or None."""
-    if any(channels % CHUNK for channels in problem.channels_per_group):
+def why_not_in_chunks(problem: Problem, *, grouped: bool = True) -> str | None:
+    """Why the channels of x or y (of each group, if ``grouped``) cannot be copied eight at a time, or None."""
+    if grouped and any(channels % CHUNK for channels in problem.channels_per_group):
         return f"channels per group are not multiples of {CHUNK}"
     for batch, channel, row, column in (problem.x_strides, problem.y_strides):
         if channel != 1 or batch % CHUNK or row % CHUNK or column % CHUNK or not problem.vector_aligned:
@@ -90,7 +90,7 @@ class ImplicitGemmNhwcCandidate(ImplicitGemmMmaCandidate):
             facts={**pipeline_facts(tile), **PHASE_FACTS},
             generations=GENERATIONS,
         )
-        return replace(kernel_with_epilogue(plain), symbol=plain.symbol).of_halves(tile.dtype)
+        return finishing(plain).of_halves(tile.dtype)
 
     def refusal(self, problem: Problem) -> str | None:
         r = roles(problem)
