@@ -21,7 +21,7 @@ def conv1d(
     groups: int = 1,
     *,
     padding_mode: str = "zeros",
-    tolerance: float | None = None,
+    tolerance: Tolerance | None = None,
     activation: str | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
@@ -44,7 +44,7 @@ def conv2d(
     groups: int = 1,
     *,
     padding_mode: str = "zeros",
-    tolerance: float | None = None,
+    tolerance: Tolerance | None = None,
     activation: str | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
@@ -86,7 +86,7 @@ def conv3d(
     groups: int = 1,
     *,
     padding_mode: str = "zeros",
-    tolerance: float | None = None,
+    tolerance: Tolerance | None = None,
     activation: str | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
@@ -110,7 +110,7 @@ def conv_transpose1d(
     groups: int = 1,
     dilation: Extent = 1,
     *,
-    tolerance: float | None = None,
+    tolerance: Tolerance | None = None,
 ) -> Tensor:
     """A transposed 1-D convolution: as :func:`conv_transpose2d`, with an input of (batch, in_channels, length)."""
     args = stride, padding, output_padding, groups, dilation
@@ -128,7 +128,7 @@ def conv_transpose2d(
     groups: int = 1,
     dilation: Extent = 1,
     *,
-    tolerance: float | None = None,
+    tolerance: Tolerance | None = None,
 ) -> Tensor:
     """A transposed 2-D convolution: :func:`torch.nn.functional.conv_transpose2d` with an error budget.
 
@@ -162,7 +162,7 @@ def conv_transpose3d(
     groups: int = 1,
     dilation: Extent = 1,
     *,
-    tolerance: float | None = None,
+    tolerance: Tolerance | None = None,
 ) -> Tensor:
     """A transposed 3-D convolution: as :func:`conv_transpose2d`, with (batch, in_channels, depth, height, width)."""
     args = stride, padding, output_padding, groups, dilation

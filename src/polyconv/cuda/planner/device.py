@@ -85,6 +85,11 @@ class CudaDevice:
         return dict(self.unusable)
 
 
+def has_tf32(device: CudaDevice) -> bool:
+    """Whether PyTorch's convolutions use TF32 on the device, if its flags allow that."""
+    return gpu_arch.per_clock(device.arch, device.name) > 0
+
+
 def why_too_old(arch: str, name: str = "") -> str | None:
     """User message why polyconv does not support an architecture; None if it does."""
     digits = arch.removeprefix("sm_").rstrip("af")
