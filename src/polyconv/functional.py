@@ -9,6 +9,7 @@ from .arguments import Extent, Padding
 from .dispatch import fastpath, operator_path
 from .dispatch.op import CONV1D, CONV2D, CONV3D, CONV_TRANSPOSE1D, CONV_TRANSPOSE2D, CONV_TRANSPOSE3D, PUBLIC
 from .dispatch.transforms.interop import refuse_scripting
+from .problem import Tolerance
 
 
 def conv1d(

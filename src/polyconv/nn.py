@@ -19,8 +19,8 @@ from .dispatch import fastpath, operator_path
 from .dispatch.op import FORWARD, TRANSPOSED
 from .dispatch.passthrough import again
 from .dispatch.transforms.interop import check_qconfig, refuse_scripting
-from .runtime.frozen_weights import is_frozen
 from .problem import Tolerance
+from .runtime.frozen_weights import is_frozen
 from .settings import checked_tolerance
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]

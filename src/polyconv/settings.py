@@ -346,9 +346,9 @@ def set_tolerance(tolerance: Tolerance) -> float:
 
     The budget limits the predicted error of any output element computed by a fast algorithm, relative to the output's
     scale (see docs/accuracy.md). A larger budget allows algorithms with fewer multiplications; 0 allows direct
-    summation only. ``"torch"`` stands for the error that PyTorch's convolution has under its current flags: TF32's on a GPU
-    that has the format, while ``torch.backends.cudnn.allow_tf32`` is on, else that of direct summation in float32. The
-    ``tolerance`` of a call or of a module takes precedence.
+    summation only. ``"torch"`` stands for the error that PyTorch's convolution has under its current flags: TF32's on a
+    GPU that has the format, while ``torch.backends.cudnn.allow_tf32`` is on, else that of direct summation in float32.
+    The ``tolerance`` of a call or of a module takes precedence.
     """
     before = current().tolerance
     _set(tolerance=checked_tolerance(tolerance))

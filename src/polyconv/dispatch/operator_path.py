@@ -10,6 +10,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from ..arguments import activation_name, normalise, per_axis
 from ..problem import AXES, Tolerance
+from ..settings import checked_tolerance
 from .op import PUBLIC, Args, Op
 from .operands import transposed_layout
 from .schema import dgrad, fprop, transposed

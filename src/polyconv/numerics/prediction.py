@@ -125,7 +125,7 @@ def direct_error(problem: Problem, sums: tuple[int, ...], arithmetic: Arithmetic
 
 
 TF32_PRODUCTS = SplitProducts(TensorCore(block=4, extra_bits=1), parts=1)
-"""Products of operands rounded to TF32, which has the 11 significant bits of FP16, as tensor cores since sm_80 add them."""
+"""Products of operands rounded to TF32, which keeps 11 significant bits as FP16 does, in tensor cores since sm_80."""
 LONGEST_OF_TORCH = 16384
 """Products in one sequence that PyTorch's weight gradient in float32 is assumed to add."""
 
@@ -133,12 +133,13 @@ LONGEST_OF_TORCH = 16384
 def torch_error(problem: Problem, tf32: bool) -> float:
     """Error of PyTorch's direct summation in float32, or in TF32."""
     length = reduction_of(problem)
+    bias = int(problem.bias)
     if not tf32:
         pieces = max(1, ceil_div(length, LONGEST_OF_TORCH))
-        return direct_error(problem, (ceil_div(length, pieces), pieces))
+        return direct_error(problem, (ceil_div(length, pieces) + bias, pieces))
     # Where a stride separates the taps, an element has fewer products, which average out less.
     fewest = ceil_div(length, prod(problem.stride)) if problem.kind is Pass.DGRAD else length
-    return max(direct_error(problem, (products,), TF32_PRODUCTS) for products in (length, fewest))
+    return max(direct_error(problem, (products + bias,), TF32_PRODUCTS) for products in (length, fewest))
 
 
 def with_numeric_tolerance(problem: Problem, has_tf32: bool) -> Problem:

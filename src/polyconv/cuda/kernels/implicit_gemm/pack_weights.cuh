@@ -31,9 +31,9 @@ struct PackParams : PackParamsOf<float> {};
 struct HalfPackParams : PackParamsOf<Half> {};
 struct BFloat16PackParams : PackParamsOf<BFloat16> {};
 
-// kTileDepth: depth of the tiles that read the rows. element(from, channel): the packed form of the weight at `from`.
-template <int kTileDepth, class Element, class Weight, class Fn>
-__device__ __forceinline__ void pack_rows(const PackParamsOf<Element>& p, const Weight* w_all, const Fn& element) {
+// kTileDepth: depth of the tiles that read the rows.
+template <int kTileDepth, class Element>
+__device__ __forceinline__ void implicit_gemm_pack_weights(const PackParamsOf<Element>& p) {
   const AxisPhase& h = p.phase_h[blockIdx.z / p.phases_w];
   const AxisPhase& w = p.phase_w[blockIdx.z % p.phases_w];
   const int group = blockIdx.x / p.output_tiles;
@@ -44,15 +44,15 @@ __device__ __forceinline__ void pack_rows(const PackParamsOf<Element>& p, const 
   Element* to = p.packed + (i64(group) * p.packed_rows + first_row) * p.outputs_padded + n;
 
   if (c < p.channels) {
-    const Weight* from = w_all + group * p.w_group + n * p.w_output + c * p.w_channel;
+    const Element* from = p.w + group * p.w_group + n * p.w_output + c * p.w_channel;
     int row = c;
     for (int i = 0; i < h.taps; i++)
       for (int j = 0; j < w.taps; j++, row += p.channels) {
         if (n < p.outputs_padded)
           to[i64(row) * p.outputs_padded] =
-              n < p.outputs ? element(from + (h.tap_first + i * h.tap_stride) * p.w_row +
-                                          (w.tap_first + j * w.tap_stride) * p.w_column, c)
-                            : Element{};
+              n < p.outputs
+                  ? from[(h.tap_first + i * h.tap_stride) * p.w_row + (w.tap_first + j * w.tap_stride) * p.w_column]
+                  : Element{};
         if (tabulates) {
           const int dy = i * p.tap_step_h, dx = j * p.tap_step_w;
           const i64 offset = c * p.table_channel + i64(dy) * p.table_row + i64(dx) * p.table_column;
@@ -67,11 +67,6 @@ __device__ __forceinline__ void pack_rows(const PackParamsOf<Element>& p, const 
     if (n < p.outputs_padded) to[i64(row) * p.outputs_padded] = Element{};
     if (tabulates) p.table[first_row + row] = make_int4(kPaddingRow, 0, 0, 0);
   }
-}
-
-template <int kTileDepth, class Element>
-__device__ __forceinline__ void implicit_gemm_pack_weights(const PackParamsOf<Element>& p) {
-  pack_rows<kTileDepth>(p, p.w, [](const Element* from, int) { return *from; });
 }
 
 }  // namespace polyconv

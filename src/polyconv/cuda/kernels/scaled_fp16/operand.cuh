@@ -23,9 +23,9 @@ struct ScaledConvertParams {
   int* exponent;       // of the scale; written by the first block
   i64 source_batch, source_channel;
   int source_row, source_column;
-  int magnitudes;  // number of parts
-  int channels;    // of a group
-  int pixels;      // of all images
+  int magnitudes;                                       // number of parts
+  int channels;                                         // of a group
+  int pixels;                                           // of all images
   FastDivisor height, width, chunks, chunks_per_group;  // chunks: of all groups
 };
 
@@ -137,15 +137,30 @@ __device__ __forceinline__ void scaled_fp16_convert(const ScaledConvertParams& p
   }
 }
 
-// As implicit_gemm_pack_weights, of scaled weights. `channels` of the parameters are padded to chunks.
+// As implicit_gemm_pack_weights, of scaled weights and without a table. `channels` of the parameters are padded to chunks.
 template <int kTileDepth>
 __device__ __forceinline__ void scaled_fp16_pack(const ScaledPackParams& p) {
   const int exponent = operand_exponent(p.largest, p.magnitudes);
   if (blockIdx.x + blockIdx.y + blockIdx.z == 0 && threadIdx.x == 0) *p.exponent = exponent;
   const Scale scale(exponent);
-  pack_rows<kTileDepth>(p, p.weights, [&](const float* from, int channel) {
-    return rounded<Half>(channel < p.unpadded ? scale(*from) : 0.f);
-  });
+  const AxisPhase& h = p.phase_h[blockIdx.z / p.phases_w];
+  const AxisPhase& w = p.phase_w[blockIdx.z % p.phases_w];
+  const int group = blockIdx.x / p.output_tiles, n = blockIdx.x % p.output_tiles * 32 + threadIdx.x % 32;
+  const int channel = blockIdx.y * 8 + threadIdx.x / 32, taps = h.taps * w.taps;
+  if (n >= p.outputs_padded) return;
+  Half* to = p.packed + (i64(group) * p.packed_rows + p.first_row[blockIdx.z]) * p.outputs_padded + n;
+  if (channel < p.channels) {
+    const bool exists = n < p.outputs && channel < p.unpadded;
+    const float* from = p.weights + group * p.w_group + n * p.w_output + channel * p.w_channel;
+    for (int tap = 0; tap < taps; tap++) {
+      const int i = tap / w.taps, j = tap - i * w.taps;
+      const i64 at = (h.tap_first + i * h.tap_stride) * p.w_row + (w.tap_first + j * w.tap_stride) * p.w_column;
+      to[i64(tap * p.channels + channel) * p.outputs_padded] = rounded<Half>(exists ? scale(from[at]) : 0.f);
+    }
+  }
+  const int rows = taps * p.channels, end = (rows + kTileDepth - 1) / kTileDepth * kTileDepth;
+  for (int row = rows + threadIdx.x / 32; blockIdx.y == 0 && row < end; row += 8)
+    to[i64(row) * p.outputs_padded] = Half{};
 }
 
 // As implicit_gemm_split_k_reduce. The bias gradient is a sum of dy alone.

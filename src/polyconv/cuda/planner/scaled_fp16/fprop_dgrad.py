@@ -7,6 +7,7 @@ adjacent channels and the GEMM of cuda/planner/implicit_gemm/fprop_dgrad_nhwc.py
 from __future__ import annotations
 
 from collections.abc import Iterator
+from ctypes import sizeof
 from dataclasses import replace
 from functools import cached_property
 from math import inf, prod
@@ -21,9 +22,20 @@ from ..implicit_gemm.fprop_dgrad_nhwc import COPIED, GENERATIONS, TILES, Implici
 from ..implicit_gemm.tiles import PipelinedTile
 from ..kernel_params import PHASE_FACTS, declared
 from ..plan import KernelSpec, Launch, PointerSlot, Schedule, Task
-from .operand import ABSMAX, CONVERTS, FACTS, THREADS, Operand, evenly, on_converted, padded, scaled_error, w_of
+from .operand import (
+    ABSMAX,
+    CONVERTS,
+    FACTS,
+    THREADS,
+    Operand,
+    evenly,
+    on_converted,
+    scaled_error,
+    w_of,
+    x_of,
+    y_of,
+)
 from .operand import slabs as slabs_of
-from .operand import x_of, y_of
 
 ScaledPackParams = declared("scaled_fp16/operand", "ScaledPackParams")
 ScaledImplicitGemmParams = declared("scaled_fp16/fprop_dgrad", "ScaledImplicitGemmParams")
@@ -71,9 +83,6 @@ class ScaledCandidate(ImplicitGemmNhwcCandidate):
             return f"cannot read a {border} border"
         return self._source(problem, 1).refusal or w_of(problem, 1).refusal
 
-    def sums(self, problem: Problem, sms: int, workspace: int) -> tuple[int, ...]:
-        return super().sums(problem, sms, workspace)
-
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
         """Infinite if not even one converted image fits the workspace."""
         fits = self._images(problem, sms, workspace) > 0
@@ -89,8 +98,8 @@ class ScaledCandidate(ImplicitGemmNhwcCandidate):
         source = self._source(problem, 1)
         strides, channels = source.converted_strides(), source.stored_channels
         if problem.kind is Pass.FPROP:
-            return on_converted(problem, images, x_strides=strides, in_channels=channels)
-        return on_converted(problem, images, y_strides=strides, out_channels=channels)
+            return replace(on_converted(problem, images), x_strides=strides, in_channels=channels)
+        return replace(on_converted(problem, images), y_strides=strides, out_channels=channels)
 
     def _packed_bytes(self, problem: Problem, tables: PhaseTables) -> int:
         """With one step of slack, as for the other implicit GEMMs."""
@@ -203,7 +212,7 @@ class ScaledCandidate(ImplicitGemmNhwcCandidate):
         return replace(launch, params=bytes(p), pointers=slots)
 
     def _with_epilogue(self, problem: Problem, launch: Launch) -> Launch:
-        size = kernel_params.ctypes.sizeof(ScaledImplicitGemmParams)
+        size = sizeof(ScaledImplicitGemmParams)
         return with_epilogue_params(problem, replace(launch, params=launch.params.ljust(size, b"\0")))
 
 

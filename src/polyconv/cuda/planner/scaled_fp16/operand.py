@@ -202,6 +202,6 @@ def evenly(batch: int, most: int) -> int:
     return ceil_div(batch, ceil_div(batch, max(1, most)))
 
 
-def on_converted(problem: Problem, images: int, **strides: Strides) -> Problem:
-    """The problem of ``images`` images on converted tensors."""
-    return replace(problem, batch=images, dtype="float16", vector_aligned=True, **strides)
+def on_converted(problem: Problem, images: int) -> Problem:
+    """The problem of ``images`` images in FP16; strides and channels of converted tensors are the caller's."""
+    return replace(problem, batch=images, dtype="float16")

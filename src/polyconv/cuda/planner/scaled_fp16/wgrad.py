@@ -11,6 +11,7 @@ from dataclasses import replace
 from math import inf, prod
 
 from ....problem import Pass, Problem
+from ....util.intmath import ceil_div, round_up
 from .. import kernel_params
 from ..implicit_gemm.fprop_dgrad import MOST_GROUPS
 from ..implicit_gemm.fprop_dgrad_nhwc import CHUNK, GENERATIONS
@@ -66,7 +67,7 @@ class ScaledWgradCandidate(WgradNhwcCandidate):
     @staticmethod
     def _converted(problem: Problem) -> Problem:
         x, y = x_of(problem, 1).converted_strides(), y_of(problem, 1).converted_strides()
-        return on_converted(problem, problem.batch, x_strides=x, y_strides=y)
+        return replace(on_converted(problem, problem.batch), x_strides=x, y_strides=y)
 
     @staticmethod
     def _images(converted: Problem, workspace: int) -> int:
@@ -78,7 +79,7 @@ class ScaledWgradCandidate(WgradNhwcCandidate):
     def cut(self, problem: Problem, sms: int, workspace: int) -> WgradCut:
         """Each slab of images fills the device. ``problem``: that on converted tensors."""
         images = max(1, self._images(problem, workspace))
-        number = -(-problem.batch // images)
+        number = ceil_div(problem.batch, images)
         cut = super().cut(replace(problem, batch=images), sms, workspace // PARTIAL_SHARE // number)
         return replace(cut, images=images)
 
@@ -108,7 +109,7 @@ class ScaledWgradCandidate(WgradNhwcCandidate):
         cut = self.cut(converted, sms, workspace)
         sums = super().schedule(converted, sms, workspace)
         *multiply, reduce = sums.launches
-        at = kernel_params.int32(0, "an offset") + (-(-sums.workspace_bytes // 256)) * 256
+        at = round_up(sums.workspace_bytes, 256)
         magnitudes: dict[str, int] = {}
         for operand in operands:
             magnitudes[operand.buffer] = at
@@ -136,9 +137,7 @@ class ScaledWgradCandidate(WgradNhwcCandidate):
     def _reduce(
         self, converted: Problem, cut: WgradCut, launch: Launch, scaled: list[Operand], magnitudes: dict[str, int]
     ) -> Launch:
-        slots = kernel_params.slots(
-            ScaledReduceParams, exponents=scaled[0].exponent(magnitudes[scaled[0].buffer])
-        )
+        slots = kernel_params.slots(ScaledReduceParams, exponents=scaled[0].exponent(magnitudes[scaled[0].buffer]))
         (dy,) = slots
         of_x = scaled[1].exponent(magnitudes[scaled[1].buffer])
         x = replace(dy, offset=dy.offset + 8, byte_offset=of_x[1])
