@@ -3,6 +3,7 @@
     python benchmarks/gpu/check_cost_model.py                                    # all workloads on a V100
     python benchmarks/gpu/check_cost_model.py W1,models                          # these
     python benchmarks/gpu/check_cost_model.py W1 a100 bfloat16 channels_last     # on a GPU, in a dtype and layout
+    POLYCONV_TOLERANCE=torch python benchmarks/gpu/check_cost_model.py W1 a100   # float32 at TF32's accuracy
 
 Predicted: instructions and bytes per block, tile and step (profiles.json) times what the launches say they do. Counted:
 sampled blocks of the full-size launches, executed as machine code. Both are sums over the launches of a plan of the
@@ -17,6 +18,7 @@ import sys
 from collections import Counter
 from dataclasses import replace
 
+from polyconv import settings
 from polyconv.cuda.jit.cache import KernelCache
 from polyconv.cuda.planner import DEVICES, plan_cuda
 from polyconv.cuda.planner.cost import bound_us, cold
@@ -36,7 +38,7 @@ def main(names: str = "all12,models", gpu_name: str = "v100", dtype: str = "floa
     compared = 0
     for workload in workloads.find(names):
         for kind in Pass:
-            problem = replace(workload.problem(kind), dtype=dtype)
+            problem = replace(workload.problem(kind), dtype=dtype, tolerance=settings.current().tolerance)
             problem = problem.channels_last() if layout == "channels_last" else problem
             plan = plan_cuda(problem, device)
             specs = list(dict.fromkeys(plan.kernels))

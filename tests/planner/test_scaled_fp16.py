@@ -231,7 +231,7 @@ def test_runs_at_the_error_of_torch_alone(device: CudaDevice) -> None:
 
 def test_the_error_of_torch_is_a_number_in_plans() -> None:
     v100, problem = DEVICES["v100"], layer()
-    assert plan_cuda(problem, A100).problem.tolerance == torch_error(problem, tf32=True)
+    assert plan_cuda(problem, A100).problem.tolerance == torch_error(problem, tf32=True) < 1e-2
     assert plan_cuda(problem, v100).problem.tolerance == torch_error(problem, tf32=False) < 1e-4
 
 
