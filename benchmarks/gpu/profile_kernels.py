@@ -5,7 +5,8 @@
 
 Every way of every family runs some small problems as machine code in tools/gpu_emulator, whole launches, and the counts
 are fitted to the launches' own numbers of blocks, tiles and steps, with no negative part. The code is that of sm_70; of
-kernels that sm_70 has not, that of sm_80, in the same unit: cycles of a V100.
+kernels that sm_70 has not, that of sm_80, in the same unit: cycles of a V100. Kernels with matrix instructions that
+both have are counted on both.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ import numpy as np
 from polyconv.cuda.jit.cache import KernelCache
 from polyconv.cuda.planner import DEVICES, Plan
 from polyconv.cuda.planner.candidate import CudaCandidate
-from polyconv.cuda.planner.cost import COUNTED_L2_BYTES, COUNTED_PRODUCTS, Spent
+from polyconv.cuda.planner.cost import AMPERE, COUNTED_L2_BYTES, COUNTED_PRODUCTS, Spent
 from polyconv.cuda.planner.depthwise import line, strip
-from polyconv.cuda.planner.plan import Schedule
+from polyconv.cuda.planner.plan import KernelSpec, Schedule
 from polyconv.cuda.planner.planner import all_kernels, candidates
-from polyconv.problem import PaddingMode, Pass, Problem
+from polyconv.problem import HALF_DTYPES, PaddingMode, Pass, Problem
 from polyconv.tools.inspect.emulated_cost import empty_buffers, emulator, execute
 
 V100, A100 = DEVICES["v100"], DEVICES["a100"]
@@ -107,6 +108,14 @@ def _channels_last(p: Problem) -> Problem:
     return replace(p, x_strides=strides(p.x_shape), y_strides=strides(p.y_shape))
 
 
+def counted_on(kernel: KernelSpec) -> dict[str, str]:
+    """Architectures on which a kernel is counted, by the key of the profile."""
+    if not kernel.runs_on(V100.arch):
+        return {kernel.symbol: A100.arch}
+    newer = {kernel.symbol + AMPERE: A100.arch} if kernel.dtype in HALF_DTYPES and kernel.runs_on(A100.arch) else {}
+    return {kernel.symbol: V100.arch, **newer}
+
+
 def observe(gpu, way: CudaCandidate, problem: Problem, schedule: Schedule, cache: KernelCache, wanted: str):
     """(symbol, (blocks, tiles, steps), cycles by resource) of every launch whose symbol contains the word."""
     plan = Plan(problem, V100.name, way.name, schedule.launches, schedule.workspace_bytes, 0.0, 0.0, ())
@@ -114,19 +123,16 @@ def observe(gpu, way: CudaCandidate, problem: Problem, schedule: Schedule, cache
     for launch in plan.launches:
         if wanted not in launch.kernel.symbol:
             continue
-        arch = (V100 if launch.kernel.runs_on(V100.arch) else A100).arch
-        run = partial(execute, gpu, cache.get(launch.kernel, arch), launch, buffers)
         if not launch.work.blocks:
             raise SystemExit(f"{launch.kernel.symbol} does not say how much work it is")
-        one = run([(launch.grid[0] // 2, 0, 0)]).issue_slots
-        if one * launch.work.blocks > MOST_INSTRUCTIONS:
-            continue
-        light = run().speed_of_light(sms=1, l2_bytes_per_clk=COUNTED_L2_BYTES, tensor_rates=COUNTED_TENSOR_RATES)
-        yield (
-            launch.kernel.symbol,
-            (launch.work.blocks, launch.work.tiles, launch.work.steps),
-            [light.row(name).cycles for name in RESOURCES],
-        )
+        for key, arch in counted_on(launch.kernel).items():
+            run = partial(execute, gpu, cache.get(launch.kernel, arch), launch, buffers)
+            one = run([(launch.grid[0] // 2, 0, 0)]).issue_slots
+            if one * launch.work.blocks > MOST_INSTRUCTIONS:
+                continue
+            light = run().speed_of_light(sms=1, l2_bytes_per_clk=COUNTED_L2_BYTES, tensor_rates=COUNTED_TENSOR_RATES)
+            features = launch.work.blocks, launch.work.tiles, launch.work.steps
+            yield key, features, [light.row(name).cycles for name in RESOURCES]
 
 
 def fit(rows: list[tuple[tuple[int, int, int], list[float]]]) -> list[list[float]]:
@@ -169,7 +175,7 @@ def main(wanted: str = "") -> None:
     kernels = json.loads(FILE.read_text())["kernels"] if wanted and FILE.exists() else {}
     kernels.update({symbol: fit(rows) for symbol, rows in seen.items()})
     known = {kernel.symbol for kernel in all_kernels() if not kernel.twin}  # twins: cuda/planner/cost.py
-    kernels = {symbol: parts for symbol, parts in sorted(kernels.items()) if symbol in known}
+    kernels = {key: parts for key, parts in sorted(kernels.items()) if key.removesuffix(AMPERE) in known}
     about = "Cycles of one V100 multiprocessor per block, tile and step, by resource; benchmarks/gpu/profile_kernels.py"
     lines = ",\n".join(f"    {json.dumps(symbol)}: {json.dumps(parts)}" for symbol, parts in kernels.items())
     FILE.write_text(

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, cast, get_args
 import torch
 
 from .activation import ACTIVATIONS, Activation
-from .problem import AXES, Extents, PaddingMode, Sides, output_size
+from .problem import AXES, Extents, PaddingMode, Sides, Tolerance, output_size
 from .settings import checked_tolerance
 
 Extent = int | Sequence[int]
@@ -80,7 +80,7 @@ def normalise(
     dilation: Extent = 1,
     groups: int = 1,
     padding_mode: str = "zeros",
-    tolerance: float | None = None,
+    tolerance: Tolerance | None = None,
     *,
     rank: int = 2,
 ) -> Geometry:
@@ -110,7 +110,7 @@ def normalise_transposed(
     output_padding: Extent = 0,
     groups: int = 1,
     dilation: Extent = 1,
-    tolerance: float | None = None,
+    tolerance: Tolerance | None = None,
     *,
     rank: int,
 ) -> tuple[Geometry, Extents]:

@@ -9,6 +9,7 @@ from .arguments import Extent, Padding
 from .dispatch import fastpath, operator_path
 from .dispatch.op import CONV1D, CONV2D, CONV3D, CONV_TRANSPOSE1D, CONV_TRANSPOSE2D, CONV_TRANSPOSE3D, PUBLIC
 from .dispatch.transforms.interop import refuse_scripting
+from .problem import Tolerance
 
 
 def conv1d(
@@ -21,7 +22,7 @@ def conv1d(
     groups: int = 1,
     *,
     padding_mode: str = "zeros",
-    tolerance: float | None = None,
+    tolerance: Tolerance | None = None,
     activation: str | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
@@ -44,7 +45,7 @@ def conv2d(
     groups: int = 1,
     *,
     padding_mode: str = "zeros",
-    tolerance: float | None = None,
+    tolerance: Tolerance | None = None,
     activation: str | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
@@ -86,7 +87,7 @@ def conv3d(
     groups: int = 1,
     *,
     padding_mode: str = "zeros",
-    tolerance: float | None = None,
+    tolerance: Tolerance | None = None,
     activation: str | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
@@ -110,7 +111,7 @@ def conv_transpose1d(
     groups: int = 1,
     dilation: Extent = 1,
     *,
-    tolerance: float | None = None,
+    tolerance: Tolerance | None = None,
 ) -> Tensor:
     """A transposed 1-D convolution: as :func:`conv_transpose2d`, with an input of (batch, in_channels, length)."""
     args = stride, padding, output_padding, groups, dilation
@@ -128,7 +129,7 @@ def conv_transpose2d(
     groups: int = 1,
     dilation: Extent = 1,
     *,
-    tolerance: float | None = None,
+    tolerance: Tolerance | None = None,
 ) -> Tensor:
     """A transposed 2-D convolution: :func:`torch.nn.functional.conv_transpose2d` with an error budget.
 
@@ -162,7 +163,7 @@ def conv_transpose3d(
     groups: int = 1,
     dilation: Extent = 1,
     *,
-    tolerance: float | None = None,
+    tolerance: Tolerance | None = None,
 ) -> Tensor:
     """A transposed 3-D convolution: as :func:`conv_transpose2d`, with (batch, in_channels, depth, height, width)."""
     args = stride, padding, output_padding, groups, dilation

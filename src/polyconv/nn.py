@@ -19,6 +19,7 @@ from .dispatch import fastpath, operator_path
 from .dispatch.op import FORWARD, TRANSPOSED
 from .dispatch.passthrough import again
 from .dispatch.transforms.interop import check_qconfig, refuse_scripting
+from .problem import Tolerance
 from .runtime.frozen_weights import is_frozen
 from .settings import checked_tolerance
 
@@ -42,7 +43,7 @@ class Fold(Protocol):
 class Convolution(_ConvNd):
     """Base class of polyconv's modules: tolerance, activation and the passthrough cache."""
 
-    tolerance: float | None = None
+    tolerance: Tolerance | None = None
     activation: str | None = None
     fusion: Fusion | None = None
     """Set by :func:`polyconv.optimize` if this module computes what other modules did."""
@@ -88,7 +89,7 @@ class _Forward(Convolution):
         device: Any = None,
         dtype: Any = None,
         *,
-        tolerance: float | None = None,
+        tolerance: Tolerance | None = None,
         activation: str | None = None,
     ) -> None:
         # torch's annotations allow neither lists nor all sides; its code passes both through to `self.padding`.
@@ -162,7 +163,7 @@ class _Transposed(Convolution):
         device: Any = None,
         dtype: Any = None,
         *,
-        tolerance: float | None = None,
+        tolerance: Tolerance | None = None,
     ) -> None:
         sizes: dict[str, Any] = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation}
         sizes["output_padding"] = output_padding
@@ -199,10 +200,11 @@ class _Transposed(Convolution):
         return fastpath.call(op, input, weight, bias, args, tolerance, module=module, policy=policy)
 
 
-def _keep_options(module: Convolution, tolerance: float | None, activation: str | None) -> None:
+def _keep_options(module: Convolution, tolerance: Tolerance | None, activation: str | None) -> None:
     """Set options as attributes of the module only if they are given: torch's modules have none."""
     if tolerance is not None:
-        module.tolerance = checked_tolerance(tolerance)
+        checked = checked_tolerance(tolerance)
+        module.tolerance = "torch" if tolerance == "torch" else checked
     if activation is not None:
         module.activation = activation_name(activation)
 
@@ -258,7 +260,7 @@ class _LazyForward:
         device: Any = None,
         dtype: Any = None,
         *,
-        tolerance: float | None = None,
+        tolerance: Tolerance | None = None,
         activation: str | None = None,
     ) -> None:
         sizes: Any = kernel_size, stride, padding, dilation
@@ -284,7 +286,7 @@ class _LazyTransposed:
         device: Any = None,
         dtype: Any = None,
         *,
-        tolerance: float | None = None,
+        tolerance: Tolerance | None = None,
     ) -> None:
         sizes: Any = kernel_size, stride, padding, output_padding
         made: Any = super()

@@ -18,11 +18,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from math import prod
-from typing import Protocol
+from typing import Literal, Protocol
 
 from .activation import Activation
 
 DEFAULT_TOLERANCE = 1e-4
+Tolerance = float | Literal["torch"]
+"""Error budget as a user writes it. ``"torch"``: the error that PyTorch has under its current flags."""
+TORCH_TOLERANCE = -(2.0**-20)
+"""``"torch"`` as a number, for operators and problems: TF32's error on GPUs that have the format, else float32's."""
+TORCH_FLOAT32 = -(2.0**-21)
+"""The same where PyTorch's flags do not allow TF32."""
 
 Pair = tuple[int, int]
 Extents = tuple[int, ...]
@@ -149,7 +155,8 @@ class Problem:
     """The first elements of x, y and the residual lie on 16-byte boundaries."""
     dtype: str
     tolerance: float = DEFAULT_TOLERANCE
-    """Largest predicted error of a fast algorithm, relative to the output's scale; 0: direct summation only."""
+    """Largest predicted error of a fast algorithm, relative to the output's scale; 0: direct summation only. Planners
+    replace :data:`TORCH_TOLERANCE` and :data:`TORCH_FLOAT32` by numbers."""
     activation: Activation = Activation.NONE
     """FPROP: applied to the sums, bias and residual included. Unused in the gradient passes."""
     residual: bool = False

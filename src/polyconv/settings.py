@@ -17,7 +17,7 @@ from operator import iadd
 from pathlib import Path
 from typing import Any, Literal
 
-from .problem import DEFAULT_TOLERANCE
+from .problem import DEFAULT_TOLERANCE, TORCH_FLOAT32, TORCH_TOLERANCE, Tolerance
 from .runtime import state_version
 from .runtime.fork_safety import STATE_LOCK
 from .runtime.scopes import Scope, ScopeEntry, ScopeStack
@@ -53,7 +53,7 @@ class Settings:
     """``POLYCONV_WORKSPACE_BYTES``: largest workspace of one convolution on the device [bytes]."""
     tolerance: float = DEFAULT_TOLERANCE
     """``POLYCONV_TOLERANCE``: largest predicted error of a fast algorithm, relative to the output's scale. With 0, only
-    direct summation runs."""
+    direct summation runs. With ``torch``, the error that PyTorch has under its flags: see :func:`set_tolerance`."""
     tuning_file: tuple[Path, ...] | None = None
     """``POLYCONV_TUNING_FILE``: measured choices that replace the cost model's. Several files are separated by ``:``
     and searched in that order, then the default one, which ``polyconv tune`` writes (``tuning.json`` in the cache's
@@ -113,6 +113,8 @@ class Settings:
 
 
 def _as_text(value: Any) -> str:
+    if value == TORCH_TOLERANCE:
+        return "torch"
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple):
@@ -174,10 +176,10 @@ def _tuning_files(text: str) -> tuple[Path, ...]:
 
 
 def checked_tolerance(tolerance: float | str) -> float:
-    """The tolerance as a float. Raises ValueError if it is negative or not a number."""
-    number = float(tolerance)
-    if not number >= 0:
-        raise ValueError(f"a tolerance is a number from 0 (direct summation only) up; got {tolerance!r}")
+    """The tolerance as a float. Raises ValueError if it is negative or not a number; ``"torch"`` is one."""
+    number = TORCH_TOLERANCE if tolerance == "torch" else float(tolerance)
+    if not number >= 0 and number not in (TORCH_TOLERANCE, TORCH_FLOAT32):
+        raise ValueError(f'a tolerance is a number from 0 (direct summation only) up, or "torch"; got {tolerance!r}')
     return number
 
 
@@ -339,19 +341,21 @@ def use(**changed: Any) -> AbstractContextManager[Settings]:
     return _Use(changed)
 
 
-def set_tolerance(tolerance: float) -> float:
+def set_tolerance(tolerance: Tolerance) -> float:
     """Set the default error budget of convolutions. Returns the previous one.
 
     The budget limits the predicted error of any output element computed by a fast algorithm, relative to the output's
     scale (see docs/accuracy.md). A larger budget allows algorithms with fewer multiplications; 0 allows direct
-    summation only. The ``tolerance`` of a call or of a module takes precedence.
+    summation only. ``"torch"`` stands for the error that PyTorch's convolution has under its current flags: TF32's on a
+    GPU that has the format, while ``torch.backends.cudnn.allow_tf32`` is on, else that of direct summation in float32.
+    The ``tolerance`` of a call or of a module takes precedence.
     """
     before = current().tolerance
     _set(tolerance=checked_tolerance(tolerance))
     return before
 
 
-def tolerance(value: float) -> AbstractContextManager[Settings]:
+def tolerance(value: Tolerance) -> AbstractContextManager[Settings]:
     """:func:`set_tolerance` for a ``with`` block. It also applies to the backward passes of forward passes in it."""
     return use(tolerance=checked_tolerance(value))
 

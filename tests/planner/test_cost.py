@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 import pytest
 
 import gpu_emulator
-from emulate import V100, cubin
+from emulate import A100, V100, cubin
 from nightly import sampled
 from polyconv.cuda.planner import DEVICES, all_kernels, plan_cuda
 from polyconv.cuda.planner.candidate import CudaCandidate
-from polyconv.cuda.planner.cost import bound_us, profiles, resource_us, tasks_us
+from polyconv.cuda.planner.cost import bound_us, cold, profiles, resource_us, tasks_us
 from polyconv.cuda.planner.device import CudaDevice
 from polyconv.cuda.planner.planner import DEFAULT_WORKSPACE, weigh
 from polyconv.cuda.planner.winograd import nonfused as winograd_nonfused
@@ -21,13 +22,20 @@ from polyconv.problem import Pass
 from polyconv.tools.inspect.emulated_cost import count_plan
 
 BOUNDS = [(workload.id, kind) for workload in find("all12,models") for kind in Pass]
+NEWER = [
+    (workload.id, kind, dtype, layout)
+    for workload in find("all12,models")
+    for kind in Pass
+    for dtype in ("float32", "bfloat16")
+    for layout in ("contiguous", "channels_last")
+]
 SAMPLE = 8
 """Bounds that are counted except nightly: seconds each."""
 
 
 def test_every_kernel_has_been_counted() -> None:
     """A kernel with an epilogue counts as its twin without one, plus the epilogue's cost."""
-    assert {kernel.twin or kernel.symbol for kernel in all_kernels()} == set(profiles())
+    assert {kernel.twin or kernel.symbol for kernel in all_kernels()} == set(profiles(ampere=True))
 
 
 @pytest.mark.parametrize(("name", "kind"), sampled(BOUNDS, SAMPLE, "bounds"), ids=str)
@@ -38,7 +46,18 @@ def test_predicted_bounds_are_the_counted_ones(name: str, kind: Pass) -> None:
     assert predicted_ms == pytest.approx(sum(one.bound_ms for one in counted), rel=0.15)
 
 
+@pytest.mark.parametrize(("name", "kind", "dtype", "layout"), sampled(NEWER, 4, "newer"), ids=str)
+def test_predicted_bounds_on_an_a100(name: str, kind: Pass, dtype: str, layout: str) -> None:
+    """In float32 and in half precision, in both layouts; traffic that stays in the L2 counts on both sides."""
+    problem = replace(find(name)[0].problem(kind), dtype=dtype)
+    plan = plan_cuda(problem.channels_last() if layout == "channels_last" else problem, A100)
+    counted = count_plan(gpu_emulator, plan, {kernel: cubin(kernel) for kernel in set(plan.kernels)}, A100)
+    predicted_ms = sum(bound_us(cold(launch), A100) for launch in plan.launches) / 1e3
+    assert predicted_ms == pytest.approx(sum(one.bound_ms for one in counted), rel=0.25)
+
+
 def test_enough_problems() -> None:
+    assert len(NEWER) >= 40 * 3 * 4
     assert len(BOUNDS) >= 60
 
 

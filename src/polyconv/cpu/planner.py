@@ -20,7 +20,7 @@ from ..backend import Run
 from ..lowering.border import Folded, has_border, padded
 from ..lowering.widen import Widened, widened
 from ..numerics.known_weights import keeping_tolerance
-from ..numerics.prediction import Way, rounding_error
+from ..numerics.prediction import Way, rounding_error, with_numeric_tolerance
 from ..problem import HALF_DTYPES, IMAGE_CHANNELS, Pass, Problem
 from ..selection import TRIALS, Candidate, PlanError, Preference, Selection, by_cost, select, why_not, worth_timing
 from . import native
@@ -283,7 +283,7 @@ def plan_cpu(
     recorded, and each pass is chosen in view of the other two. ``prefer`` is followed if that candidate can run and
     keeps the tolerance.
     """
-    return _plan(problem, device or here(), inference, prefer)
+    return _plan(with_numeric_tolerance(problem, has_tf32=False), device or here(), inference, prefer)
 
 
 @lru_cache(maxsize=4096)

@@ -24,7 +24,7 @@ from ..arguments import Geometry, activation_name, normalise, per_axis, suggests
 from ..backend import backend_name
 from ..lowering.aten import backward_arguments, gradients
 from ..lowering.epilogue import apply_epilogue, summed_per_channel
-from ..problem import Problem, dense_strides
+from ..problem import Problem, Tolerance, dense_strides
 from ..runtime import state_version
 from ..runtime.frozen_weights import frozen_marks
 from ..runtime.guards import TYPES, alike, are_plain, is_watched
@@ -63,7 +63,7 @@ def call(
     w: Tensor,
     bias: Tensor | None,
     args: Args,
-    tolerance: float | None,
+    tolerance: Tolerance | None,
     activation: str | None = None,
     residual: Tensor | None = None,
     module: torch.nn.Module | None = None,
@@ -109,7 +109,7 @@ def _keep(
     module: torch.nn.Module | None,
     op: Op,
     args: Args,
-    tolerance: float | None,
+    tolerance: Tolerance | None,
     activation: str | None,
     policy: str | None,
     number: int,
@@ -133,7 +133,7 @@ def _find(
     w: Tensor,
     bias: Tensor | None,
     args: Args,
-    tolerance: float | None,
+    tolerance: Tolerance | None,
     activation: str | None,
     residual: Tensor | None,
     number: int,
@@ -160,7 +160,7 @@ def _find(
             args,
             tolerance,
             activation,
-            tf32.is_allowed() if either else None,
+            tf32.is_allowed() if either or x.is_cuda else None,
         )
         row = cast("GuardedCall | None", known[key])
     except (TypeError, RuntimeError):  # an unhashable argument (a list); a tensor without shape or storage
@@ -199,7 +199,7 @@ def _described(
     w: Tensor,
     bias: Tensor | None,
     args: Args,
-    tolerance: float | None,
+    tolerance: Tolerance | None,
     activation: str | None,
     residual: Tensor | None,
     frozen: bool,
@@ -336,7 +336,7 @@ def _atens_under_autocast(
     w: Tensor,
     bias: Tensor | None,
     args: Args,
-    tolerance: float | None,
+    tolerance: Tolerance | None,
     number: int,
     graded: bool,
 ) -> tuple[Any, ...] | None:

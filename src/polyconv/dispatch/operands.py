@@ -21,7 +21,17 @@ from ..arguments import (
     statically,
     suggests_channels_last,
 )
-from ..problem import DEFAULT_TOLERANCE, TF32, PaddingMode, Pass, Problem, dense_strides
+from ..problem import (
+    DEFAULT_TOLERANCE,
+    TF32,
+    TORCH_FLOAT32,
+    TORCH_TOLERANCE,
+    PaddingMode,
+    Pass,
+    Problem,
+    Tolerance,
+    dense_strides,
+)
 from ..util import tf32
 from .schema import Args
 
@@ -92,7 +102,7 @@ def transposed_layout(
     output_padding: Extent,
     groups: int,
     dilation: Extent,
-    tolerance: float | None,
+    tolerance: Tolerance | None,
 ) -> tuple[Geometry, Layout]:
     """Geometry of the convolution whose input gradient this is, and the output layout (channels_last as in torch)."""
     x_shape, w_shape = x.shape, w.shape
@@ -135,6 +145,8 @@ def geometry_of(
     :data:`~polyconv.arguments.EITHER` the format of PyTorch's current flags."""
     if tolerance is None:
         tolerance = settings.current().tolerance
+    if tolerance == TORCH_TOLERANCE and not tf32.is_allowed():
+        tolerance = TORCH_FLOAT32
     if padding_mode.endswith(EITHER):
         padding_mode = padding_mode.removesuffix("torch") + (TF32 if tf32.is_allowed() else "float32")
     return Geometry(tuple(stride), tuple(padding), tuple(dilation), groups, padding_mode, tolerance)

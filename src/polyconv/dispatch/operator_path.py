@@ -9,7 +9,8 @@ from torch.compiler import is_compiling
 from torch.overrides import handle_torch_function, has_torch_function
 
 from ..arguments import activation_name, normalise, per_axis
-from ..problem import AXES
+from ..problem import AXES, Tolerance
+from ..settings import checked_tolerance
 from .op import PUBLIC, Args, Op
 from .operands import transposed_layout
 from .schema import dgrad, fprop, transposed
@@ -24,7 +25,7 @@ def call(
     w: Tensor,
     bias: Tensor | None,
     args: Args,
-    tolerance: float | None,
+    tolerance: Tolerance | None,
     activation: str | None = None,
     residual: Tensor | None = None,
     policy: str | None = None,
@@ -32,7 +33,8 @@ def call(
     """Call a convolution by the dispatcher. Arguments as for :func:`polyconv.dispatch.fastpath.call`."""
     if not (isinstance(x, Tensor) and isinstance(w, Tensor) and (bias is None or isinstance(bias, Tensor))):
         return _without_tensors(op, (x, w, bias), args, tolerance, activation, residual)
-    x, w, bias, tolerance = _announced(op, x, w, bias, tolerance)
+    number = None if tolerance is None else checked_tolerance(tolerance)
+    x, w, bias, tolerance = _announced(op, x, w, bias, number)
     if residual is not None:
         _check_residual(op, residual, x)
     batched = x.dim() == op.rank + 2
@@ -119,7 +121,7 @@ def _without_tensors(
     op: Op,
     tensors: tuple[Any, ...],
     args: Args,
-    tolerance: float | None,
+    tolerance: Tolerance | None,
     activation: str | None,
     residual: Tensor | None,
 ) -> Tensor:

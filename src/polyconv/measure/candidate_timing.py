@@ -120,7 +120,8 @@ def contest(
         with torch.no_grad():
             found = measure_all(problem, operands, (mine, theirs, rounded), whole=WHOLE, sample=SAMPLE)
         error, torch_error, rounding = (one.error for one in found)
-        if error <= max(problem.tolerance, AS_PYTORCH * rounding):
+        # A negative tolerance stands for PyTorch's error, as measured here.
+        if error <= max(problem.tolerance, AS_PYTORCH * (rounding if problem.tolerance >= 0 else torch_error)):
             return Outcome(decision, Entry(name, seconds, torch_seconds), error, torch_error)
     raise InexactError(
         f"no candidate for {problem} keeps the tolerance {problem.tolerance:g} on this data (the last one strayed by "

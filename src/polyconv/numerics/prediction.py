@@ -9,7 +9,8 @@ from math import log, prod, sqrt
 from ..activation import Activation
 from ..algebra.segments import Scheme2d
 from ..algebra.steps import Form
-from ..problem import Pass, Problem
+from ..problem import TORCH_TOLERANCE, Pass, Problem
+from ..util.intmath import ceil_div
 from .aliasing import repetition_of
 from .error_model import (
     FLOAT32,
@@ -23,6 +24,7 @@ from .error_model import (
     fourier_growth,
     predicted_error,
 )
+from .tensor_core import SplitProducts, TensorCore
 
 HALF_ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Unit roundoff of the result dtypes; products are summed in float32."""
@@ -120,6 +122,34 @@ def direct_error(problem: Problem, sums: tuple[int, ...], arithmetic: Arithmetic
     """Error of direct summation; ``sums`` are the lengths of nested sequential sums, products first."""
     sums = tuple(max(1, length) for length in sums)  # a phase without taps sums nothing
     return error_of(problem, None, prod(sums), sums, arithmetic)
+
+
+TF32_PRODUCTS = SplitProducts(TensorCore(block=4, extra_bits=1), parts=1)
+"""Products of operands rounded to TF32, which keeps 11 significant bits as FP16 does, in tensor cores since sm_80."""
+SLACK = 1.01
+"""Factor on TF32's error: kernels cut sums in different places, and pad them, which changes the third digit at most."""
+LONGEST_OF_TORCH = 16384
+"""Products in one sequence that PyTorch's weight gradient in float32 is assumed to add."""
+
+
+def torch_error(problem: Problem, tf32: bool) -> float:
+    """Error of PyTorch's direct summation in float32, or in TF32."""
+    length = reduction_of(problem)
+    bias = int(problem.bias)
+    if not tf32:
+        pieces = max(1, ceil_div(length, LONGEST_OF_TORCH))
+        return direct_error(problem, (ceil_div(length, pieces) + bias, pieces))
+    # Where a stride separates the taps, an element has fewer products, which average out less.
+    fewest = ceil_div(length, prod(problem.stride)) if problem.kind is Pass.DGRAD else length
+    return SLACK * max(direct_error(problem, (products + bias,), TF32_PRODUCTS) for products in (length, fewest))
+
+
+def with_numeric_tolerance(problem: Problem, has_tf32: bool) -> Problem:
+    """The problem with a tolerance of PyTorch's error as a number, for a device with or without TF32."""
+    if problem.tolerance >= 0:
+        return problem
+    tf32 = has_tf32 and problem.tolerance == TORCH_TOLERANCE
+    return replace(problem, tolerance=torch_error(problem, tf32))
 
 
 def rounding_error(problem: Problem) -> float:

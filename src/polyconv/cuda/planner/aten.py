@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
-from ...numerics.prediction import HALF_ROUNDING, LARGEST_TO_SCALE, Way
+from ...numerics.prediction import HALF_ROUNDING, LARGEST_TO_SCALE, Way, with_numeric_tolerance
 from ...problem import ELEMENT_BYTES, HALF_DTYPES, IMAGE_CHANNELS, TF32, Pass, Problem
 from ...selection import TRIALS, Candidate, Preference, why_not
 from ...util import gpu_arch
 from .cost import LAUNCH_US, moved_bytes
-from .device import CudaDevice
+from .device import CudaDevice, has_tf32
 from .plan import ATEN, Autotunable, Plan
 from .planner import DEFAULT_WORKSPACE
 from .volumes import CudaVolumePlan, planned
@@ -195,6 +195,7 @@ def chosen(
     problem: Problem, device: CudaDevice, workspace: int = DEFAULT_WORKSPACE, prefer: Preference | None = None
 ) -> Plan | CudaVolumePlan | AtenPlan:
     """Plan a problem. If PyTorch's convolution may run, it is a candidate, and a preference of any decides."""
+    problem = with_numeric_tolerance(problem, has_tf32(device))
     if not problem.torch_format:
         return planned(problem, device, workspace, prefer)
     problem = replace(problem, torch_format=format_on(device, problem.torch_format))

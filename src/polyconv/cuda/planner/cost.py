@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -62,16 +63,22 @@ elements at a time (``benchmarks/gpu/count_epilogue.py``; one at a time: up to 0
 their own pipe, a quarter of the DRAM time of reading or writing the element once."""
 
 
-@lru_cache(maxsize=1)
-def profiles() -> Mapping[str, Profile]:
-    """Profiles by kernel symbol."""
-    found = json.loads(Path(__file__).with_name("profiles.json").read_text(encoding="utf-8"))
-    return {symbol: Profile(*(Spent(*part) for part in parts)) for symbol, parts in found["kernels"].items()}
+AMPERE = "@sm_80"
+"""Mark of a profile that was counted on sm_80 for a kernel that sm_70 has, too: matrix instructions differ."""
 
 
-def profile_of(kernel: KernelSpec) -> Profile:
+@lru_cache(maxsize=2)
+def profiles(ampere: bool) -> Mapping[str, Profile]:
+    """Profiles by kernel symbol, for GPUs before sm_80 or from it on."""
+    kernels = json.loads(Path(__file__).with_name("profiles.json").read_text(encoding="utf-8"))["kernels"]
+    found = {symbol: Profile(*(Spent(*part) for part in parts)) for symbol, parts in kernels.items()}
+    newer = {symbol.removesuffix(AMPERE): found.pop(symbol) for symbol in kernels if symbol.endswith(AMPERE)}
+    return {**found, **newer} if ampere else found
+
+
+def profile_of(kernel: KernelSpec, device: CudaDevice) -> Profile:
     try:
-        return profiles()[kernel.twin or kernel.symbol]
+        return profiles(device.ampere)[kernel.twin or kernel.symbol]
     except KeyError:
         raise PlanError(
             f"{kernel.symbol} has not been counted: run benchmarks/gpu/profile_kernels.py, which writes profiles.json"
@@ -80,7 +87,7 @@ def profile_of(kernel: KernelSpec) -> Profile:
 
 def _spent_us(launch: Task | Launch, device: CudaDevice) -> Spent:
     """Time of each resource except DRAM [us]."""
-    work, (block, tile, step) = launch.work, profile_of(launch.kernel)
+    work, (block, tile, step) = launch.work, profile_of(launch.kernel, device)
     blocks, tiles, steps, done = work.blocks, work.tiles, work.steps, work.finished
     rate = device.sms * device.clock_mhz
     # Unrolled: planning spends most of its time here.
@@ -110,6 +117,11 @@ def _memory_us(launch: Task | Launch, device: CudaDevice) -> float:
 def resource_us(launch: Task | Launch, device: CudaDevice) -> dict[str, float]:
     """Time of each resource [us] on its own, with all multiprocessors evenly filled."""
     return {**_spent_us(launch, device)._asdict(), "memory": _memory_us(launch, device)}
+
+
+def cold(launch: Launch) -> Launch:
+    """The launch as counted (:mod:`polyconv.tools.inspect.emulated_cost`): all of its traffic is DRAM's."""
+    return replace(launch, work=replace(launch.work, passed_bytes=0))
 
 
 def bound_us(launch: Task | Launch, device: CudaDevice) -> float:

@@ -56,6 +56,11 @@ class CudaDevice:
         return min(gpu_arch.half_per_clock(self.arch, self.name, dtype), MOST_BY_MMA_SYNC)
 
     @cached_property
+    def ampere(self) -> bool:
+        """Whether it has the matrix instructions of sm_80, as all GPUs since."""
+        return gpu_arch.capability(self.arch) >= 80
+
+    @cached_property
     def l2_gbs(self) -> float:
         """L2 bandwidth [GB/s]."""
         of_one = L2_BYTES_PER_CLOCK.get(self.arch, L2_BYTES_PER_CLOCK["sm_70"])
@@ -83,6 +88,11 @@ class CudaDevice:
     def refused(self) -> dict[str, str]:
         """:attr:`unusable`, by symbol."""
         return dict(self.unusable)
+
+
+def has_tf32(device: CudaDevice) -> bool:
+    """Whether PyTorch's convolutions use TF32 on the device, if its flags allow that."""
+    return gpu_arch.per_clock(device.arch, device.name) > 0
 
 
 def why_too_old(arch: str, name: str = "") -> str | None:

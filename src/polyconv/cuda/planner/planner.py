@@ -7,15 +7,18 @@ from functools import lru_cache
 from types import ModuleType
 from typing import NamedTuple
 
+from ...numerics.prediction import with_numeric_tolerance
 from ...problem import AXES, HALF_DTYPES, PaddingMode, Problem
 from ...selection import PlanError, Preference, Selection, select
 from .candidate import CudaCandidate, FastCandidate
 from .cost import tasks_us, why_not_on, worth_residing
 from .depthwise import band, halo, line, strip
-from .device import CudaDevice, why_too_old
+from .device import CudaDevice, has_tf32, why_too_old
 from .implicit_gemm import fprop_dgrad, fprop_dgrad_mma, fprop_dgrad_nhwc, wgrad_1x1, wgrad_mma, wgrad_nhwc
 from .implicit_gemm import wgrad as implicit_gemm_wgrad
 from .plan import KernelSpec, Plan, Task, direct_name
+from .scaled_fp16 import fprop_dgrad as scaled_fp16_fprop_dgrad
+from .scaled_fp16 import wgrad as scaled_fp16_wgrad
 from .winograd import fused as winograd_fused
 from .winograd import nonfused as winograd_nonfused
 from .winograd import wgrad as winograd_wgrad
@@ -41,6 +44,8 @@ FAMILIES: tuple[ModuleType, ...] = (
     winograd_wgrad,
     winograd_fp16x3_wgrad,
     winograd_fp16x3_nonfused,
+    scaled_fp16_fprop_dgrad,
+    scaled_fp16_wgrad,
     fprop_dgrad_mma,
     fprop_dgrad_nhwc,
     wgrad_mma,
@@ -65,6 +70,7 @@ def plan_cuda(
     problem: Problem, device: CudaDevice, workspace: int = DEFAULT_WORKSPACE, prefer: Preference | None = None
 ) -> Plan:
     """Plan of least modelled cost, or the preferred one if it can run. Deterministic: no timing, no state."""
+    problem = with_numeric_tolerance(problem, has_tf32(device))
     if too_old := why_too_old(device.arch, device.name):
         raise PlanError(too_old)
     if other_axes := problem.why_not_2d():

@@ -15,10 +15,11 @@ from ...lowering.volume import Parts, VolumePlan, planned_parts, scattered_bytes
 from ...lowering.volume_stack import NAMES, Stack, stack
 from ...lowering.volume_sum import NAME as SUM_OF_SLICES
 from ...lowering.volume_sum import volume_sum
+from ...numerics.prediction import with_numeric_tolerance
 from ...problem import HALF_DTYPES, Pass, Problem
 from ...selection import Candidate, PlanError, Preference, select, why_not
 from .cost import LAUNCH_US
-from .device import CudaDevice
+from .device import CudaDevice, has_tf32
 from .plan import Autotunable, Plan
 from .planner import DEFAULT_WORKSPACE, plan_cuda
 
@@ -73,6 +74,7 @@ def plan_volume(
     problem: Problem, device: CudaDevice, workspace: int = DEFAULT_WORKSPACE, prefer: Preference | None = None
 ) -> CudaVolumePlan:
     """The lowering of least modelled cost, or the preferred one if it can run. ``workspace`` also limits a stack."""
+    problem = with_numeric_tolerance(problem, has_tf32(device))
     found = select(
         _ways(problem, device, workspace),
         problem,

@@ -1,0 +1,274 @@
+"""float32 tensors by one scaled FP16 product, as sm_80 machine code: results against float64, TF32's error, choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import cycle, product
+from math import prod
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+import gpu_emulator
+from emulate import A100, NAN, check, cubin, plan_of, run_plan
+from machine_suites import Shape, explore, zero_bordered
+from nightly import NIGHTLY, sampled
+from polyconv.activation import Activation
+from polyconv.cuda.planner import DEVICES, CudaDevice, plan_cuda
+from polyconv.cuda.planner.aten import AtenPlan, chosen
+from polyconv.cuda.planner.candidate import CudaCandidate
+from polyconv.cuda.planner.cost import bound_us, cold
+from polyconv.cuda.planner.scaled_fp16 import fprop_dgrad, wgrad
+from polyconv.measure.workloads import find
+from polyconv.numerics.prediction import torch_error, with_numeric_tolerance
+from polyconv.problem import TF32, TORCH_FLOAT32, TORCH_TOLERANCE, Pass, Problem
+from polyconv.tools.inspect.emulated_cost import count_plan
+from polyconv.util.gpu_arch import capability
+
+LAST = "channels_last"
+SHAPES = {
+    "two steps per tap, ragged pixels": Shape((2, 64, 9, 7), 72, (3, 3), padding=(1, 1, 1, 1)),
+    "dense quads of pixels": Shape((3, 24, 8, 10), 40, (3, 3), padding=(1, 1, 1, 1)),
+    "channels_last": Shape((2, 40, 6, 7), 24, (3, 2), padding=(1, 1, 0, 1), layout=LAST),
+    "dilated, stride two": Shape((1, 16, 13, 11), 24, (3, 2), (2, 1), (1, 2, 0, 1), (1, 2)),
+    "groups": Shape((3, 32, 5, 6), 48, (3, 3), padding=(1, 1, 1, 1), groups=2),
+    "stride two": Shape((2, 16, 11, 9), 24, (3, 3), (2, 2), (1, 1, 1, 1), layout=LAST),
+    "more than one tile of channels": Shape((1, 72, 5, 6), 136, (1, 1), bias=False),
+    "padding only": Shape((1, 8, 4, 4), 8, (3, 3), padding=(5, 5, 0, 0)),
+    "windows of larger tensors": Shape((1, 8, 9, 9), 8, (3, 3), padding=(1, 1, 1, 1), layout="sliced"),
+    "gradient of a sum": Shape((2, 8, 9, 9), 8, (3, 3), padding=(1, 1, 1, 1), layout="expanded"),
+    "image channels": Shape((2, 3, 11, 12), 20, (3, 3), padding=(1, 1, 1, 1)),
+    "ragged groups": Shape((2, 24, 5, 6), 36, (3, 3), groups=2, layout=LAST),
+}
+RANDOM = 200 if NIGHTLY else 8
+
+
+def ways(kind: Pass) -> tuple[CudaCandidate, ...]:
+    return wgrad.CANDIDATES if kind is Pass.WGRAD else fprop_dgrad.CANDIDATES
+
+
+def in_tf32(problem: Problem) -> Problem:
+    return with_numeric_tolerance(replace(problem, tolerance=TORCH_TOLERANCE), has_tf32=True)
+
+
+def run(shape: Shape, kind: Pass, way: CudaCandidate, sms: int = 4, workspace: int = 2**22) -> bool:
+    x, w, bias, dy = shape.tensors()
+    problem, x = shape.lowered(kind, x, w, dy)
+    problem = in_tf32(problem)
+    if way.refusal(problem) is not None:
+        return False
+    plan = plan_of(problem, way, sms=sms, workspace=workspace)
+    assert plan.expected_error <= problem.tolerance
+    check(problem, x, w, bias, dy, plan)
+    return True
+
+
+@pytest.mark.parametrize("kind", Pass, ids=str)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_every_tile(shape: Shape, kind: Pass) -> None:
+    every = ways(kind)
+    for way in every if NIGHTLY else every[:: len(every) - 1]:
+        run(shape, kind, way)
+
+
+@pytest.mark.parametrize("kind", Pass, ids=str)
+def test_random(kind: Pass) -> None:
+    """Any channels forward; weight gradients of whole chunks, in one slice and in many."""
+    whole, any_number = [8, 8, 16, 24, 40, 64], [1, 3, 8, 16, 20, 40, 64]
+    channels = st.sampled_from(whole if kind is Pass.WGRAD else any_number)
+    cases = cycle((way, sms) for way in ways(kind) for sms in (1, 4))
+    ran = 0
+
+    def one(shape: Shape) -> None:
+        nonlocal ran
+        ran += run(shape, kind, *next(cases))
+
+    explore(zero_bordered(channels, channels, taps=(5, 5)), one, part=32, each=RANDOM + RANDOM // 4)
+    assert ran >= RANDOM
+
+
+@pytest.mark.parametrize("layout", ["contiguous", LAST])
+@pytest.mark.parametrize("kind", Pass, ids=str)
+def test_slabs_of_images(kind: Pass, layout: str) -> None:
+    """A workspace of a few images: the result is the same."""
+    shape = Shape((7, 16, 12, 10), 24, (3, 3), padding=(1, 1, 1, 1), layout=layout)
+    way = ways(kind)[0]
+    problem = in_tf32(shape.problem(kind, *(shape.tensors()[i] for i in (0, 1, 3))))
+    if isinstance(way, fprop_dgrad.ScaledCandidate):
+        small = way._before(problem, 4) + 3 * way._source(problem, 4).image_bytes
+    else:
+        small = 2**17
+    launches = [launch.kernel.symbol for launch in way.schedule(problem, 4, small).launches]
+    assert sum("convert" in symbol for symbol in launches) > 2
+    run(shape, kind, way, workspace=small)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", LAST])
+@pytest.mark.parametrize("way", fprop_dgrad.CANDIDATES, ids=lambda way: way.name)
+def test_epilogue(way: fprop_dgrad.ScaledCandidate, layout: str) -> None:
+    shape = Shape((1, 16, 9, 12), 24, (3, 3), padding=(1, 1, 1, 1), layout=layout)
+    x, w, bias, dy = shape.tensors()
+    problem = replace(shape.problem(Pass.FPROP, x, w, dy), residual=True, activation=Activation.SILU)
+    problem = in_tf32(problem)
+    check(problem, x, w, bias, dy, plan_of(problem, way), residual=torch.randn_like(dy))
+
+
+# ---- The error is TF32's
+
+CHANNELS = 32
+
+
+def _heavy_tailed(*size: int) -> Tensor:
+    return torch.distributions.StudentT(3.0).sample(size)
+
+
+def _one_channel_louder(*size: int) -> Tensor:
+    x = torch.randn(size)
+    x[:, 0] *= 100
+    return x
+
+
+DATA: dict[str, Callable[..., Tensor]] = {
+    "normal": torch.randn,
+    "ReLU": lambda *size: torch.randn(size).relu(),
+    "uniform": torch.rand,
+    "heavy-tailed": _heavy_tailed,
+    "one channel a hundred times louder": _one_channel_louder,
+    "lognormal": lambda *size: (2 * torch.randn(size)).exp(),
+    "at the upper end of float32": lambda *size: torch.rand(size) * 2.0**120,
+    "at the lower end of float32": lambda *size: torch.randn(size) * 2.0**-118,
+}
+
+
+def to_tf32(values: Tensor) -> Tensor:
+    """float64 values rounded to the 11 significant bits of TF32, ties to even."""
+    mantissa, exponent = torch.frexp(values.double())
+    return torch.ldexp(torch.round(mantissa * 2**11), exponent - 11)
+
+
+def computed(problem: Problem, way: CudaCandidate, tensors: dict[str, Tensor]) -> Tensor:
+    name, shape = {Pass.FPROP: ("y", problem.y_shape), Pass.DGRAD: ("x", problem.x_shape)}.get(
+        problem.kind, ("dw", problem.w_shape)
+    )
+    result = torch.full(shape, NAN)
+    run_plan(plan_of(problem, way), {**tensors, name: result})
+    return result.double()
+
+
+@pytest.mark.parametrize("kind", Pass, ids=str)
+@pytest.mark.parametrize("data", DATA.values(), ids=DATA)
+def test_error_is_that_of_tf32(data: Callable[..., Tensor], kind: Pass) -> None:
+    """Operands at either end of float32, beside weights that bring the result back, lose nothing more."""
+    torch.manual_seed(7)
+    x, w = data(1, CHANNELS, 8, 9), torch.randn(16, CHANNELS, 3, 3)
+    dy = data(1, 16, 6, 7) if kind is Pass.DGRAD else torch.randn(1, 16, 6, 7)
+    loudest = float((dy if kind is Pass.DGRAD else x).abs().max())
+    back = 2.0**-100 if loudest > 2.0**100 else 2.0**90 if loudest < 2.0**-90 else 1.0
+    w, dy = w * back, dy if kind is Pass.DGRAD else dy * back
+    problem = in_tf32(Problem.make(kind, tuple(x.shape), tuple(w.shape)))
+
+    def exact(a: Tensor, b: Tensor) -> Tensor:
+        a, b = a.double(), b.double()
+        if kind is Pass.FPROP:
+            return torch.nn.functional.conv2d(a, b)
+        if kind is Pass.DGRAD:
+            return torch.nn.grad.conv2d_input(x.shape, b, a)  # type: ignore[no-any-return]
+        return torch.nn.grad.conv2d_weight(a, w.shape, b)  # type: ignore[no-any-return]
+
+    operands = {Pass.FPROP: (x, w), Pass.DGRAD: (dy, w), Pass.WGRAD: (x, dy)}[kind]
+    want = exact(*operands)
+    tf32 = (exact(*map(to_tf32, operands)) - want).square().mean().sqrt()
+    names = {Pass.FPROP: ("x", "w"), Pass.DGRAD: ("y", "w"), Pass.WGRAD: ("x", "y")}[kind]
+    got = computed(problem, ways(kind)[0], dict(zip(names, operands, strict=True)))
+    ours = (got - want).square().mean().sqrt()
+    assert 0.8 * tf32 <= ours <= 1.1 * tf32
+
+
+def test_infinities_and_nans_stay_where_they_are_read() -> None:
+    x, w = torch.randn(1, 8, 6, 20), torch.randn(8, 8, 3, 3)
+    x[0, 2, 3, 4], x[0, 5, 2, 15] = torch.inf, torch.nan
+    problem = in_tf32(Problem.make(Pass.FPROP, tuple(x.shape), tuple(w.shape), padding=(1, 1, 1, 1)))
+    got = computed(problem, fprop_dgrad.CANDIDATES[-1], {"x": x, "w": w})
+    want = torch.nn.functional.conv2d(x.double(), w.double(), padding=1)
+    assert torch.equal(got.isfinite(), want.isfinite())
+    assert torch.equal(got.isnan(), want.isnan())
+    assert torch.equal(got[got.isinf()], want[want.isinf()])
+
+
+def test_an_operand_of_zeros() -> None:
+    x, w = torch.zeros(1, 8, 6, 6), torch.randn(8, 8, 3, 3)
+    problem = in_tf32(Problem.make(Pass.FPROP, tuple(x.shape), tuple(w.shape)))
+    assert not computed(problem, fprop_dgrad.CANDIDATES[0], {"x": x, "w": w}).any()
+
+
+# ---- The choice
+
+
+def layer(kind: Pass = Pass.FPROP, tolerance: float = TORCH_TOLERANCE, **more: object) -> Problem:
+    shapes = (32, 256, 14, 14), (256, 256, 3, 3)
+    return Problem.make(kind, *shapes, padding=(1, 1, 1, 1), tolerance=tolerance, **more)  # type: ignore[arg-type]
+
+
+def is_scaled(plan: object) -> bool:
+    return any(kernel.symbol.startswith("scaled_fp16") for kernel in getattr(plan, "kernels", ()))
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+def test_runs_at_the_error_of_torch_alone(device: CudaDevice) -> None:
+    """At PyTorch's error where that is TF32's, and at no tolerance that float32 keeps."""
+    for kind in Pass:
+        for last in (False, True):
+            one, exact, default = layer(kind), layer(kind, TORCH_FLOAT32), layer(kind, 1e-4)
+            if last:
+                one, exact, default = one.channels_last(), exact.channels_last(), default.channels_last()
+            assert not is_scaled(plan_cuda(exact, device))
+            assert not is_scaled(plan_cuda(default, device))
+            assert is_scaled(plan_cuda(one, device)) is (capability(device.arch) >= 80)
+
+
+def test_the_error_of_torch_is_a_number_in_plans() -> None:
+    v100, problem = DEVICES["v100"], layer()
+    assert plan_cuda(problem, A100).problem.tolerance == torch_error(problem, tf32=True) < 1e-2
+    assert plan_cuda(problem, v100).problem.tolerance == torch_error(problem, tf32=False) < 1e-4
+
+
+def test_policy_weighs_it_against_pytorch() -> None:
+    """Of a layer that is left to PyTorch at the default tolerance, polyconv's plan runs at TF32's."""
+    default = replace(layer(tolerance=1e-4), torch_format=TF32)
+    assert isinstance(chosen(default, A100), AtenPlan)
+    assert is_scaled(chosen(replace(default, tolerance=TORCH_TOLERANCE), A100))
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (layer(padding_mode="reflect"), "cannot read a reflect border"),
+        (replace(layer(), batch=2**31 // (256 * 14 * 14) + 1), "2^31 elements or more"),
+    ],
+)
+def test_refuses(problem: Problem, reason: str) -> None:
+    for way, kind in ((ways(Pass.FPROP)[0], Pass.FPROP), (ways(Pass.WGRAD)[0], Pass.WGRAD)):
+        assert reason in (way.refusal(replace(problem, kind=kind)) or "")
+    ragged = Problem.make(Pass.WGRAD, (1, 12, 9, 9), (16, 12, 3, 3))
+    assert "multiples of 8" in (ways(Pass.WGRAD)[0].refusal(ragged) or "")
+
+
+def test_a_workspace_without_room_for_an_image() -> None:
+    for kind in Pass:
+        assert not is_scaled(plan_cuda(layer(kind), A100, workspace=2**12))
+
+
+@pytest.mark.parametrize(("kind", "layout"), sampled(product(Pass, ("contiguous", LAST)), 1, "shares"), ids=str)
+def test_counted_share_of_the_tensor_peak(kind: Pass, layout: str) -> None:
+    """The GEMM reaches 60 % or more on an A100; the model of all launches agrees with the count within 15 %."""
+    problem = replace(find("resnet50-4b")[0].problem(kind), tolerance=TORCH_TOLERANCE)
+    plan = plan_cuda(problem.channels_last() if layout == LAST else problem, A100)
+    every = count_plan(gpu_emulator, plan, {kernel: cubin(kernel) for kernel in set(plan.kernels)}, A100)
+    counted_us = 1e3 * sum(one.bound_ms for one in every)
+    assert sum(bound_us(cold(launch), A100) for launch in plan.launches) == pytest.approx(counted_us, rel=0.15)
+    gemm_ms = max(one.bound_ms for one in every)
+    peak_ms = prod(problem.y_shape) * prod(problem.w_shape[1:]) / A100.products_per_clock("float16")
+    assert peak_ms / (A100.sms * A100.clock_mhz) / 1e3 >= 0.6 * gemm_ms
