@@ -87,14 +87,18 @@ def task_with_epilogue(problem: Problem, task: Task, elements: int, fewer_blocks
 
 
 def with_epilogue(problem: Problem, launch: Launch) -> Launch:
-    """The launch with the epilogue's parameters appended, if its kernel takes them."""
+    """The launch with the epilogue's parameters appended, if its kernel takes them.
+
+    Pointers at the end of the kernel's own parameters may be missing in the launch.
+    """
     if not _takes_epilogue(launch.kernel):
         return launch
     function, a, b = function_of(problem.activation)
     tail = EpilogueParams(activation=FUNCTIONS.index(function), a=a, b=b)
+    params = launch.params.ljust(launch.kernel.params_bytes - ctypes.sizeof(EpilogueParams), b"\0")
     pointers = launch.pointers
     if problem.residual:  # same layout as y, so the same byte offset
         (stored,) = (slot for slot in pointers if slot.buffer == "y")
-        at = len(launch.params) + EpilogueParams.residual.offset
+        at = len(params) + EpilogueParams.residual.offset
         pointers += (PointerSlot(at, "residual", stored.byte_offset),)
-    return replace(launch, params=launch.params + bytes(tail), pointers=pointers)
+    return replace(launch, params=params + bytes(tail), pointers=pointers)

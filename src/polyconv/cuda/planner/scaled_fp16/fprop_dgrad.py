@@ -7,7 +7,6 @@ adjacent channels and the GEMM of cuda/planner/implicit_gemm/fprop_dgrad_nhwc.py
 from __future__ import annotations
 
 from collections.abc import Iterator
-from ctypes import sizeof
 from dataclasses import replace
 from functools import cached_property
 from math import inf, prod
@@ -15,7 +14,7 @@ from math import inf, prod
 from ....problem import PaddingMode, Pass, Problem
 from ....util.intmath import round_up
 from .. import kernel_params
-from ..epilogue import has_epilogue, kernel_with_epilogue, with_epilogue_params
+from ..epilogue import finishing
 from ..implicit_gemm import fprop_dgrad
 from ..implicit_gemm.fprop_dgrad import MOST_GROUPS, PACK_FACTS, PhaseTables, Roles, Slab, roles
 from ..implicit_gemm.fprop_dgrad_nhwc import COPIED, GENERATIONS, TILES, ImplicitGemmNhwcCandidate, pipeline_facts
@@ -74,7 +73,7 @@ class ScaledCandidate(ImplicitGemmNhwcCandidate):
             facts={**pipeline_facts(tile), **PHASE_FACTS},
             generations=GENERATIONS,
         )
-        return replace(kernel_with_epilogue(plain), symbol=plain.symbol, twin="", dtype="float16")
+        return replace(finishing(plain), dtype="float16")
 
     def refusal(self, problem: Problem) -> str | None:
         if problem.groups > MOST_GROUPS:
@@ -155,9 +154,6 @@ class ScaledCandidate(ImplicitGemmNhwcCandidate):
         moved = int(part * (read + (1 + problem.residual) * written)) + packed
         return replace(task, work=replace(task.work, dram_bytes=moved, passed_bytes=int(part * read), slab_bytes=read))
 
-    def _task_with_epilogue(self, problem: Problem, task: Task, elements: int) -> Task:
-        return replace(task, work=replace(task.work, finished=elements)) if has_epilogue(problem) else task
-
     # ---- launches
 
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
@@ -210,10 +206,6 @@ class ScaledCandidate(ImplicitGemmNhwcCandidate):
             ScaledPackParams, weights="w", packed=packed, largest=("workspace", 0), exponent=w.exponent(0)
         )
         return replace(launch, params=bytes(p), pointers=slots)
-
-    def _with_epilogue(self, problem: Problem, launch: Launch) -> Launch:
-        size = sizeof(ScaledImplicitGemmParams)
-        return with_epilogue_params(problem, replace(launch, params=launch.params.ljust(size, b"\0")))
 
 
 CANDIDATES = tuple(ScaledCandidate(tile, COPIED) for tile in TILES)
