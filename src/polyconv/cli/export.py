@@ -37,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--forward-only", action="store_true", help="leave the gradients out")
     parser.add_argument(
-        "--tensor-cores", action="store_true", help="a V100's, at FP32 accuracy, where its plan says so; a longer file"
+        "--tensor-cores",
+        action=argparse.BooleanOptionalAction,
+        help="at FP32 accuracy, where the plan says so; the default, except for a V100",
     )
     _options.add_arch_argument(
         parser, help="compile for these (sm_70,sm_80) if TORCH_CUDA_ARCH_LIST does not say what for"
