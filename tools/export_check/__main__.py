@@ -111,7 +111,10 @@ def check(file: File, builds: Builds, folder: Path) -> Report:
     """Export a file, build it, and execute its cases."""
     path = export(file, folder)
     builds.report.heading(f"{file.name}: {len(path.read_text().splitlines())} lines, polyconv export {file.words}")
-    for limit in () if file.slow_build else (FIRST_MODEL, SECOND_PROCESS):
+    for numbers in file.board:
+        builds.report.heading(f"{file.name}: image, taps, channels, batch {numbers} on a pretended {file.devices[0]}")
+        builds.run_pretended("submits", str(path), *map(str, numbers), devices=file.devices[0])
+    for limit in () if file.slow_build or file.board else (FIRST_MODEL, SECOND_PROCESS):
         builds.run("first_model", str(folder), str(limit))
     if file is EXAMPLE:
         for devices in file.devices:

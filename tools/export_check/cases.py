@@ -44,6 +44,8 @@ class File:
     """``TORCH_CUDA_ARCH_LIST``."""
     devices: tuple[str, ...] = ("v100", "t4")
     """Fake GPUs to run on. These have 96 and 64 KiB of shared memory: kernels that do not fit the second fall back."""
+    board: tuple[tuple[int, int, int, int], ...] = ()
+    """Of a submission to a board, in place of ``cases``: image, taps per axis, channels, batch."""
     slow_build: bool = False
     """True if torch's headers are compiled, a minute, which PyTorch 2.0 does again in each process: fewer of these."""
 
@@ -170,6 +172,15 @@ FILES = (
         arch="8.0",
         devices=("a100",),
         always=False,
+    ),
+    File(
+        "board",
+        "--board --device h100",
+        (),
+        always=False,
+        arch="8.0",
+        devices=("a100",),
+        board=((18, 8, 64, 2), (22, 16, 64, 2), (22, 16, 128, 1), (34, 32, 128, 1), (10, 4, 16, 2)),
     ),
     File(
         "W2",
