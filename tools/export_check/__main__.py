@@ -33,8 +33,6 @@ from fake_cuda.environment import torch_environment
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 OLDEST = "torch==2.0.1"
-DEVICES = ("v100", "t4")
-"""96 and 64 KiB of shared memory: kernels that do not fit the second must fall back."""
 HOST_MILLISECONDS = 0.35
 """Limit of the host's processor time for the forward of W1."""
 FIRST_MODEL, SECOND_PROCESS = 45.0, 3.0
@@ -113,17 +111,20 @@ def check(file: File, builds: Builds, folder: Path) -> Report:
     """Export a file, build it, and execute its cases."""
     path = export(file, folder)
     builds.report.heading(f"{file.name}: {len(path.read_text().splitlines())} lines, polyconv export {file.words}")
-    for limit in () if file.slow_build else (FIRST_MODEL, SECOND_PROCESS):
+    for numbers in file.board:
+        builds.report.heading(f"{file.name}: image, taps, channels, batch {numbers} on a pretended {file.devices[0]}")
+        builds.run_pretended("submits", str(path), *map(str, numbers), devices=file.devices[0])
+    for limit in () if file.slow_build or file.board else (FIRST_MODEL, SECOND_PROCESS):
         builds.run("first_model", str(folder), str(limit))
     if file is EXAMPLE:
-        for devices in DEVICES:
+        for devices in file.devices:
             builds.report.heading(f"{file.name}: the command itself, on a pretended {devices}")
             builds.run_pretended("the_command", str(folder), json.dumps(W1), devices=devices)
         builds.report.heading(f"{file.name}: the host's time, and how it behaves in its surroundings")
         builds.run_pretended("host_time", str(folder), str(HOST_MILLISECONDS), caching=True)
         builds.run_pretended("surroundings", str(folder), devices="v100,v100", caching=True)
     for case in file.cases:
-        for devices in DEVICES[: 1 if file.slow_build else None]:
+        for devices in file.devices[: 1 if file.slow_build else None]:
             arguments = ", other arguments" if case.arguments else ""
             builds.report.heading(f"{file.name}: {case.shape} on a pretended {devices}{arguments}")
             builds.run_pretended("computes", str(path), case.as_json(), devices=devices)
@@ -167,7 +168,7 @@ def main(words: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(AT_ONCE) as pool:
         folders = [Path(scratch) / str(i) for i in range(len(chosen) + 1)]
         checks = [
-            pool.submit(check, file, Builds(python, toolkit, "7.0", folder / "extensions"), folder)
+            pool.submit(check, file, Builds(python, toolkit, file.arch, folder / "extensions"), folder)
             for file, folder in zip(chosen, folders, strict=False)
         ]
         if not words:

@@ -40,6 +40,12 @@ class File:
     """Workspace [bytes] instead of the file's own 64 MiB, so that small problems are cut into slabs."""
     always: bool = True
     """True if built by default: a sample of similar files."""
+    arch: str = "7.0"
+    """``TORCH_CUDA_ARCH_LIST``."""
+    devices: tuple[str, ...] = ("v100", "t4")
+    """Fake GPUs to run on. These have 96 and 64 KiB of shared memory: kernels that do not fit the second fall back."""
+    board: tuple[tuple[int, int, int, int], ...] = ()
+    """Of a submission to a board, in place of ``cases``: image, taps per axis, channels, batch."""
     slow_build: bool = False
     """True if torch's headers are compiled, a minute, which PyTorch 2.0 does again in each process: fewer of these."""
 
@@ -52,6 +58,7 @@ W1 = {
     "dilation": (2, 3),
     "bias": False,
 }
+W3 = {"in_channels": 32, "out_channels": 64, "kernel_size": (5, 9), "bias": False}
 W2 = {"in_channels": 16, "out_channels": 128, "kernel_size": 3, "bias": False}
 KB57 = {"in_channels": 64, "out_channels": 64, "kernel_size": 3, "bias": False}
 KB64 = {"in_channels": 128, "out_channels": 128, "kernel_size": 3, "bias": False}
@@ -60,6 +67,7 @@ KB82: dict[str, Any] = {"in_channels": 64, "out_channels": 64, "kernel_size": 3,
 OTHER = {"in_channels": 5, "out_channels": 7, "kernel_size": (2, 3), "stride": 2, "padding": (1, 1), "bias": True}
 RESNET: dict[str, Any] = {"in_channels": 32, "out_channels": 32, "kernel_size": 3, "padding": 1}
 UNEVEN = {**OTHER, "in_channels": 6, "out_channels": 9, "dilation": (1, 2), "groups": 3}
+GROUPED = {"in_channels": 32, "out_channels": 24, "kernel_size": (3, 5), "padding": (1, 2), "groups": 2, "bias": True}
 BIASED = {"in_channels": 8, "out_channels": 12, "kernel_size": (3, 5), "padding": (1, 2), "groups": 2, "bias": True}
 
 EXAMPLE = File(
@@ -144,6 +152,35 @@ FILES = (
         (Case((3, 32, 12, 28), W1),),  # two or more planes of an image in each
         workspace=1_200_000,
         always=False,
+    ),
+    File(
+        "W1, A100",
+        "kb80 --device a100",
+        (Case((2, 32, 12, 28), W1), Case((1, 32, 24, 40), W1, expanded=True)),
+        arch="7.0;8.0",
+        devices=("a100", "v100"),
+    ),
+    File("W1, A100, slabs", "kb80 --device a100", (Case((3, 32, 12, 28), W1),), 1_200_000, False, "8.0", ("a100",)),
+    File("W1, A100, PTX", "kb80 --device a100", (Case((1, 32, 12, 28), W1),), 0, False, "7.0+PTX", ("a100",)),
+    File("W2, A100", "kb63 --device a100", (Case((2, 16, 8, 11), W2),), 0, False, "8.0", ("a100",)),
+    File("W3, A100", "kb62 --device a100", (Case((2, 32, 11, 21), W3),), 0, False, "8.0", ("a100",)),
+    File(
+        "groups and bias, A100",
+        "--in-channels 32 --out-channels 24 --kernel-size 3 5 --padding 1 2 --groups 2 --bias --input 8 32 64 64 "
+        "--device a100",
+        (Case((2, 32, 9, 12), GROUPED),),
+        arch="8.0",
+        devices=("a100",),
+        always=False,
+    ),
+    File(
+        "board",
+        "--board --device h100",
+        (),
+        always=False,
+        arch="8.0",
+        devices=("a100",),
+        board=((18, 8, 64, 2), (22, 16, 64, 2), (22, 16, 128, 1), (34, 32, 128, 1), (10, 4, 16, 2)),
     ),
     File(
         "W2",

@@ -18,8 +18,9 @@ from . import fat_binary, library
 if TYPE_CHECKING:
     from typing import Self
 
-ARCH = 70
-"""Architecture of the machine code taken from fat binaries: the emulator runs it, and so does every 7.x GPU."""
+ARCHS = 70, 80
+"""Architectures of the machine code taken from fat binaries: the emulator runs both. 7.x GPUs run the first, 8.x both,
+the first in place of what the driver would translate from its PTX."""
 _LAUNCH_FAILED = 719
 
 
@@ -149,9 +150,11 @@ def unpack_fat_binaries() -> object:
 
 
 def _unpack(address: int) -> int | None:
-    """Address of the cubin in a fat binary; ``machine_code`` keeps it alive."""
-    try:
-        return ctypes.cast(ctypes.c_char_p(fat_binary.machine_code(address, ARCH)), ctypes.c_void_p).value
-    except fat_binary.FatBinaryError:
-        traceback.print_exc(file=sys.stderr)
-        return None
+    """Address of the newest cubin in a fat binary for all GPUs; ``machine_code`` keeps it alive."""
+    for arch in reversed([arch for arch in ARCHS if arch <= library.loaded().fake_cuda_oldest_arch()]):
+        try:
+            return ctypes.cast(ctypes.c_char_p(fat_binary.machine_code(address, arch)), ctypes.c_void_p).value
+        except fat_binary.FatBinaryError:
+            if arch == ARCHS[0]:
+                traceback.print_exc(file=sys.stderr)
+    return None

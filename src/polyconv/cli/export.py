@@ -35,9 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--simple", action="store_true", help="a Conv2d in at most 350 lines to read: one kernel for all passes, slower"
     )
+    parser.add_argument(
+        "--board", action="store_true", help="a submission to gpu-mode's problem conv2d_v2; with --device of its GPUs"
+    )
     parser.add_argument("--forward-only", action="store_true", help="leave the gradients out")
     parser.add_argument(
-        "--tensor-cores", action="store_true", help="a V100's, at FP32 accuracy, where its plan says so; a longer file"
+        "--tensor-cores",
+        action=argparse.BooleanOptionalAction,
+        help="at FP32 accuracy, where the plan says so; the default, except for a V100",
     )
     _options.add_arch_argument(
         parser, help="compile for these (sm_70,sm_80) if TORCH_CUDA_ARCH_LIST does not say what for"
@@ -49,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "polyconv export kb80 -o model.py",
         "polyconv export kb80 --simple -o model.py",
+        "polyconv export --board --device h100 -o submission.py",
         "polyconv export --from package.module:attribute --input 8 32 512 512 --forward-only -o model.py",
         "polyconv export --in-channels 32 --out-channels 64 --kernel-size 5 9 --input 8 32 512 512 -o model.py",
     )
@@ -85,9 +91,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _text(args: argparse.Namespace) -> str:
-    from ..tools.export import ExportError, exported_file, simple_file
+    from ..tools.export import ExportError, board_file, exported_file, simple_file
 
     arch = ";".join(re.sub(r"sm_(\d+)(\d)", r"\1.\2", arch) for arch in args.archs or ())
+    if args.board:
+        if args.workload or args.module or args.simple or _options.given(args):
+            raise ExportError("--board is a file of its own: only --device and --arch are given beside it")
+        return board_file(DEVICES[args.device], arch=arch)
     if not args.simple:
         options = {"forward_only": args.forward_only, "tensor_cores": args.tensor_cores}
         return exported_file(_model(args), DEVICES[args.device], arch=arch, class_name=args.class_name, **options)

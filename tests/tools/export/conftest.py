@@ -31,7 +31,7 @@ def imported(builds: Builds, tmp_path: Path) -> Iterator[Any]:
     def make(model: str | Model, **options: Any) -> ModuleType:
         if isinstance(model, Model) or options:
             model = named_model(model) if isinstance(model, str) else model
-            text = exported_file(model, V100, **options)
+            text = exported_file(model, options.pop("device", V100), **options)
         else:
             text = text_of(model)
         return load(text, tmp_path / "exported_model.py")

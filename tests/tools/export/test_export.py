@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+import kernelbench_rules
 from exported_files import EVERY, V100, any_convolution, check_format, text_of, with_activation
-from nightly import sampled
+from nightly import nightly, sampled
+from polyconv.cuda.planner import DEVICES
 from polyconv.tools.export import convolution_model, exported_file, named_model
 from polyconv.tools.export.partial_eval import definitions, name_of
 
@@ -46,6 +48,21 @@ MOST_LINES = {"kb80": 1980, "kb82": 650}
 @pytest.mark.parametrize("name", MOST_LINES)
 def test_is_short(name: str) -> None:
     assert len(text_of(name).splitlines()) <= MOST_LINES[name]
+
+
+@pytest.mark.parametrize(("device", "mma"), [pytest.param("v100", 884, marks=nightly), ("a100", 16816)])
+def test_tensor_cores_replace_other_kernels(device: str, mma: int) -> None:
+    """Of the GPU that a file is for. They are the default but for a V100, whose instruction no other GPU has."""
+    options = {"tensor_cores": True} if device == "v100" else {}
+    text = exported_file(named_model("kb80"), DEVICES[device], **options)
+    (source,) = cuda_texts(text)
+    assert not unused(source)
+    assert f"Mma{mma}" in text
+    assert "winograd_nonfused" not in text
+    assert text.count("on_tensor_cores(") == 3, "its definition and two calls"
+    assert len(text.splitlines()) <= 2210
+    assert ("#if __CUDA_ARCH__ >= 800" in text) == (device == "a100")
+    assert not kernelbench_rules.found(text, kernelbench_rules.REFUSED | kernelbench_rules.WARNED)
 
 
 def test_is_half_as_short_without_gradients() -> None:

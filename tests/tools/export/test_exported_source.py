@@ -9,6 +9,7 @@ import pytest
 
 import nvrtc_11_8
 from exported_files import EVERY, Builds
+from polyconv.cuda.planner import DEVICES
 from polyconv.tools.export import convolution_model
 
 GEOMETRY = re.compile(r"\bk\w+(?= =)")
@@ -31,11 +32,13 @@ def test_compiles_without_a_warning(name: str, imported: Any, builds: Builds) ->
 
 
 @pytest.mark.slow
-def test_tensor_cores_compile_without_a_warning(imported: Any, builds: Builds) -> None:
-    """The choice for a V100, and for other GPUs the one without tensor cores."""
-    module = imported("kb80", forward_only=True, tensor_cores=True)
+@pytest.mark.parametrize("device", ["v100", "a100"])
+def test_tensor_cores_compile_without_a_warning(device: str, imported: Any, builds: Builds) -> None:
+    """Beside them there are the direct kernels alone, for other GPUs."""
+    module = imported("kb80", forward_only=True, tensor_cores=True, device=DEVICES[device])
     (source,) = builds.sources
-    assert "on_tensor_cores(*call, kForward, [=] { return separable(*call, kForward); })" in source
+    assert "on_tensor_cores(*call, kForward)" in source
+    assert "separable" not in source
     assert not warnings_of(module, source)
 
 

@@ -16,6 +16,7 @@ enum {
   ATTRIBUTE_CBANK_PARAM_SIZE = 0x19,
   ATTRIBUTE_REGCOUNT = 0x2f,
   RESERVED_SHARED = 1024,
+  ABI_BLACKWELL = 8, /* from this version on e_flags has the architecture elsewhere */
 };
 
 typedef struct {
@@ -132,6 +133,12 @@ size_t cubin_bytes(const unsigned char* cubin) {
   const size_t sections = header->e_shoff + (size_t)header->e_shnum * sizeof(Elf64_Shdr);
   const size_t segments = header->e_phoff + (size_t)header->e_phnum * sizeof(Elf64_Phdr);
   return sections > segments ? sections : segments;
+}
+
+int cubin_arch(const unsigned char* cubin) {
+  const Elf64_Ehdr* header = (const void*)cubin;
+  const int is_blackwell = header->e_ident[EI_ABIVERSION] >= ABI_BLACKWELL;
+  return (int)(is_blackwell ? header->e_flags >> 8 : header->e_flags) & 0xff;
 }
 
 int read_kernel(Kernel* kernel) {

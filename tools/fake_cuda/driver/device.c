@@ -69,6 +69,14 @@ const Profile* profile_of(int device) {
   return device >= 0 && device < device_count() ? devices[device] : NULL;
 }
 
+/* Compute capability of the oldest of the GPUs, 70 for 7.0. */
+API int fake_cuda_oldest_arch(void) {
+  int oldest = 1000;
+  for (int i = 0; i < device_count(); i++)
+    if (devices[i]->arch < oldest) oldest = devices[i]->arch;
+  return oldest;
+}
+
 API Counts fake_cuda_counts(void) {
   return counts;
 }

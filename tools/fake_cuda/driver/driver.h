@@ -182,6 +182,7 @@ CUresult do_fill(Graph* graph, void* at, int value, size_t bytes);
 CUresult do_launch(Graph* graph, const LaunchRecord* launch);
 
 size_t cubin_bytes(const unsigned char* cubin);
+int cubin_arch(const unsigned char* cubin); /* 70 is compute capability 7.0 */
 int read_kernel(Kernel* kernel); /* fills in the attributes of name and code; 0 if the code has no such kernel */
 Kernel* find_kernel(const void* handle);
 CUresult load_kernel(Kernel* kernel, int device);

@@ -6,10 +6,7 @@
 
 #include "driver.h"
 
-enum {
-  MACHINE_CUDA = 190,
-  ABI_BLACKWELL = 8, /* from this version on e_flags has the architecture elsewhere */
-};
+enum { MACHINE_CUDA = 190 };
 
 typedef struct Library {
   unsigned char* code;
@@ -63,9 +60,7 @@ API CUresult cuLibraryLoadData(Library** out, const void* code, void* jit_option
   const int is_cubin = !memcmp(header->e_ident, ELFMAG, SELFMAG);
   if (is_cubin) {
     REQUIRE(header->e_machine == MACHINE_CUDA, CUDA_ERROR_INVALID_IMAGE);
-    const int is_blackwell = header->e_ident[EI_ABIVERSION] >= ABI_BLACKWELL;
-    const int arch = (int)(is_blackwell ? header->e_flags >> 8 : header->e_flags) & 0xff;
-    REQUIRE(some_device_has(arch), CUDA_ERROR_NO_BINARY_FOR_GPU);
+    REQUIRE(some_device_has(cubin_arch(code)), CUDA_ERROR_NO_BINARY_FOR_GPU);
   } else {
     REQUIRE(!memcmp(code, "//", 2) || !memcmp(code, "\n//", 3), CUDA_ERROR_INVALID_IMAGE); /* as NVRTC begins PTX */
     REQUIRE(some_device_translates(code), CUDA_ERROR_INVALID_PTX);

@@ -121,7 +121,7 @@ API cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes* attributes, con
   attributes->localSizeBytes = (size_t)kernel->local_bytes;
   attributes->maxThreadsPerBlock = kernel->max_threads;
   attributes->numRegs = kernel->registers;
-  attributes->ptxVersion = attributes->binaryVersion = 70;
+  attributes->ptxVersion = attributes->binaryVersion = kernel->code ? cubin_arch(kernel->code) : 70;
   attributes->maxDynamicSharedSizeBytes = max_dynamic_shared(kernel, current_device());
   attributes->preferredShmemCarveout = -1;
   return cudaSuccess;

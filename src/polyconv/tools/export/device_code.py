@@ -56,6 +56,8 @@ _PRELUDE = """\
 #define UNROLL _Pragma("unroll")
 
 """
+_OLDEST = 70
+"""Compute capability that every kernel of a file has to compile for."""
 WORKSPACE = f"{DEFAULT_WORKSPACE >> 20} << 20"
 """Size of the workspace [bytes] as C++ and Python text: what a file allocates and its host functions divide up."""
 
@@ -263,6 +265,8 @@ def _body(stem: str) -> str:
     text = (_KERNELS / f"{stem}.cuh").read_text(encoding="utf-8")
     text = _INCLUDE.sub("", text).replace("#pragma once\n", "").replace("POLYCONV_", "")
     text = re.sub(r"^(?:namespace polyconv \{|\}  // namespace polyconv)\n", "", text, flags=re.MULTILINE)
+    # nvcc 11.8 compiles a selection between these sums and others as if both were the others, where they are unset.
+    text = text.replace("Sums sum, other;", "Sums sum, other = {};")
     return re.sub(r"\b([\w/]+)\.cuh\b", r"\1", text)
 
 
@@ -299,7 +303,8 @@ def _without_tables(texts: list[str], sizes: Mapping[str, int]) -> list[str]:
 
 
 def _entry(text: str, spec: KernelSpec | None) -> str:
-    """Turn the body of a kernel into a ``__global__`` function with launch bounds."""
+    """Turn the body of a kernel into a ``__global__`` function with launch bounds; empty on GPUs before those that the
+    kernel compiles for."""
     if spec is None:
         return text
     blocks = f"MIN_BLOCKS({spec.min_blocks})" if spec.min_blocks > 1 else "1"
@@ -307,7 +312,11 @@ def _entry(text: str, spec: KernelSpec | None) -> str:
     head = r"__device__ __forceinline__ void (\w+)\(const (\w+)& p\)"
     found = re.search(head, text)
     apart = "\n" if found and len(bounds) + len(found.expand(r"\1 const __grid_constant__ \2 p")) > 112 else " "
-    return re.sub(head, rf"{bounds}{apart}\1(const __grid_constant__ \2 p)", text)
+    text = re.sub(head, rf"{bounds}{apart}\1(const __grid_constant__ \2 p)", text)
+    if spec.generations[0] <= _OLDEST:
+        return text
+    opened = f"{{\n#if __CUDA_ARCH__ >= {spec.generations[0]}0\n"
+    return opened.join(text.split("{\n", 1)).rstrip().removesuffix("}") + "#endif\n}\n"
 
 
 # ---- the transforms

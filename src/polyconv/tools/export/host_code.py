@@ -42,8 +42,7 @@ class Launching:
     call: str
     """C++ expression in terms of ``*call``."""
     candidates: tuple[CudaCandidate, ...] = ()
-    """Candidates whose kernels it launches besides the direct ones: the chosen one and, if that runs on some GPUs
-    only, the one for the others."""
+    """Candidates whose kernels it launches besides the direct ones."""
     about: str = "by the direct kernels"
     """Description for the file's docstring."""
     constants: dict[str, str] = field(default_factory=dict)
@@ -141,14 +140,10 @@ def _resident(problem: Problem, chosen: CudaCandidate, device: CudaDevice) -> in
 
 
 def _tensor(problem: Problem, chosen: Fp16x3Candidate, device: CudaDevice) -> Launching:
-    """fp16x3 on GPUs that have the instruction in hardware, the best of the other families elsewhere.
-
-    A plan with m16n8k16 uses the other families alone: it does not compile for every GPU that a file supports.
-    """
-    otherwise = launching(problem, chosen_for(problem, device), device)
+    """fp16x3 on GPUs that have the instruction in hardware, the direct kernels elsewhere."""
     pair = _only_pair(problem)
-    if pair is None or chosen.mma is not M8N8K4:
-        return otherwise
+    if pair is None:
+        return launching(problem, chosen_for(problem, device), device)
     h, w = pair
     direction, constants = _direction(problem, h, w)
     mma, transforms, nested = chosen.mma, chosen.w.transforms(), chosen.w.tiles > 1
@@ -159,23 +154,18 @@ def _tensor(problem: Problem, chosen: Fp16x3Candidate, device: CudaDevice) -> La
         headroom(transforms["weights"], nested),
         _resident(problem, chosen, device),
         mma.generations[0],
-        mma.generations[-1],
     )
     arguments = f"{axis_name(chosen.w)}, {steps}, {', '.join(map(str, numbers))}"
     error = chosen.error(problem, device.sms, DEFAULT_WORKSPACE)
-    gpus = " to ".join(dict.fromkeys(f"{arch // 10}.{arch % 10}" for arch in (mma.generations[0], mma.generations[-1])))
-    about = (
-        f"{chosen.w} along W on tensor cores, floats as two halves; expected error {error:.0e}\n"
-        f"on GPUs other than of compute capability {gpus}: {otherwise.about}"
-    )
+    others = "other than" if mma is M8N8K4 else "before"
     return Launching(
-        tuple(dict.fromkeys(("taps", "direction", *otherwise.hosts, "winograd_fp16x3"))),
-        f"on_tensor_cores<{arguments}>({direction}, [=] {{ return {otherwise.call}; }})",
-        (chosen, *otherwise.candidates),
-        about,
-        constants | otherwise.constants,
-        otherwise.sizes | {"kTensorClasses": max(len(h.classes), len(w.classes))},
-        otherwise.shared,
+        ("taps", "direction", "winograd_fp16x3"),
+        f"on_tensor_cores<{arguments}>({direction})",
+        (chosen,),
+        f"{chosen.w} along W on tensor cores, floats as two halves; expected error {error:.0e}\n"
+        f"on GPUs {others} compute capability {mma.generations[0] / 10}: the direct kernels",
+        constants,
+        {"kTensorClasses": max(len(h.classes), len(w.classes))},
     )
 
 

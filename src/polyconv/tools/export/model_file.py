@@ -9,15 +9,17 @@ from pathlib import Path
 
 from ...activation import Activation
 from ...cuda.planner.device import CudaDevice
+from ...cuda.planner.winograd_fp16x3.nonfused import M16N8K16
 from ...measure.workloads import TRANSPOSED
 from ...problem import PaddingMode, Pass
+from ...util.gpu_arch import capability
 from ...version import __version__
 from .device_code import WORKSPACE, CudaSource, cuda_source
 from .host_code import NAMES
 from .models import ExportError, Layer, Model
 from .python_text import default_arch, filled, module_parts, source_name, with_class_name, wrapped
 
-_TEMPLATES = Path(__file__).resolve().parent / "templates"
+TEMPLATES = Path(__file__).resolve().parent / "templates"
 _BACKWARD = """\
     @staticmethod
     def backward(ctx, grad):
@@ -37,16 +39,18 @@ def exported_file(
     device: CudaDevice,
     *,
     forward_only: bool = False,
-    tensor_cores: bool = False,
+    tensor_cores: bool | None = None,
     arch: str = "",
     class_name: str = "ModelNew",
 ) -> str:
     """Text of a self-contained Python file: a module and its kernels, importing only torch.
 
-    With ``tensor_cores``, passes use them, at FP32 accuracy, where the plan for compute capability 7.0 does; the file
-    also holds the kernels for other GPUs. ``arch`` is the default of ``TORCH_CUDA_ARCH_LIST``; if both are empty, the
-    file compiles for the GPUs of the machine that imports it.
+    With ``tensor_cores``, passes use them, at FP32 accuracy, where the plan does, and the direct kernels on GPUs that
+    lack the instruction. The default is yes from compute capability 8.0 on, and no for a V100, whose instruction no
+    other GPU has. ``arch`` is the default of ``TORCH_CUDA_ARCH_LIST``; if both are empty, the file compiles for the
+    GPUs of the machine that imports it.
     """
+    tensor_cores = tensor_cores_of(device) if tensor_cores is None else tensor_cores
     for layer in model.layers:
         if layer.problem.residual:
             raise ExportError(
@@ -66,9 +70,11 @@ def exported_file(
     parts = {
         **module_parts(model, sourced=True),
         "TITLE": wrapped(f"{model.title}, on CUDA kernels of its own."),
-        "HOW": "\n".join(_how(layer, source) for layer, source in pairs),
+        "HOW": "\n".join(described(layer, source) for layer, source in pairs),
         "WRITTEN": wrapped(f"Written by polyconv {__version__} for a {device.name}: polyconv export {model.command}"),
-        "SOURCES": "\n".join([*(_source(*pair, borders, flagged) for pair in pairs), *([_BORDERS] if borders else [])]),
+        "SOURCES": "\n".join(
+            [*(source_text(*pair, borders, flagged) for pair in pairs), *([_BORDERS] if borders else [])]
+        ),
         "BORDER": "constexpr int kBorder = {13};\nconstexpr int kPadBottom = {10}, kPadRight = {12};\n"
         if borders
         else "",
@@ -79,14 +85,22 @@ def exported_file(
         "FLAG": ", activates=False" if flagged else "",
         "NUMBER": ", activates" if flagged else "",
         "MODULES": "\n\n".join(_module(module, borders, forward_only, flagged) for module in dict.fromkeys(modules)),
+        "NN": "from torch import nn\n",
+        "QUEUE": ", torch.cuda.current_stream().cuda_stream",
         "BUILD": "\n".join(f"    _kernels({source_name(layer)}, {source_name(layer)}[2])" for layer in model.layers),
     }
-    return _mapped(with_class_name(_TEMPLATES / "model.txt", parts, class_name))
+    parts["LIBRARY"] = _filled("library", parts).rstrip("\n")
+    return _mapped(with_class_name(TEMPLATES / "model.txt", parts, class_name))
+
+
+def tensor_cores_of(device: CudaDevice) -> bool:
+    """Whether a file for a device has tensor-core kernels unless told otherwise."""
+    return capability(device.arch) >= M16N8K16.generations[0]
 
 
 def _filled(name: str, parts: Mapping[str, str]) -> str:
     """A template of ``templates/``."""
-    return filled(_TEMPLATES / f"{name}.txt", parts)
+    return filled(TEMPLATES / f"{name}.txt", parts)
 
 
 def _module(module: str, borders: bool, forward_only: bool, flagged: bool) -> str:
@@ -165,7 +179,7 @@ def _function(transposed: bool, volume: bool, forward_only: bool, flagged: bool)
     return "\n\n\n".join(text.strip("\n") for text in texts) + "\n"
 
 
-def _source(layer: Layer, source: CudaSource, borders: bool, flagged: bool) -> str:
+def source_text(layer: Layer, source: CudaSource, borders: bool = False, flagged: bool = False) -> str:
     """Python text of a layer's sources: both CUDA texts, the geometry of the second, and the entry points' calls;
     if ``flagged``, then its activation as PyTorch calls it, too."""
     name, p = source_name(layer), layer.picture
@@ -190,7 +204,7 @@ def _literal(text: str) -> str:
     return f"(\n{lines}        )" if len(text) > 100 else quoted[0]
 
 
-def _how(layer: Layer, source: CudaSource) -> str:
+def described(layer: Layer, source: CudaSource) -> str:
     transposed, what = layer.problem.kind is Pass.DGRAD, str(layer.problem).partition(" ")[2]
     lines = [f"{layer.attribute}: {'the transpose of ' * transposed}{what}"]
     if layer.problem.rank == 3:

@@ -224,8 +224,12 @@ def with_values(text: str, constants: Mapping[str, int], used: str) -> str:
     """Replace a struct's constants by numbers and drop those that the text ``used`` does not name."""
     lines: list[str] = []
     for line in text.split("\n"):
-        flag = re.match(r"\s+static constexpr bool (\w+) =", line)
-        if flag and len(re.findall(rf"\b{flag.group(1)}\b", used)) == 1:
+        flags = re.match(r"(\s+static constexpr bool )([^;]*);", line)
+        if flags:
+            named = split(flags.group(2))
+            kept = [one for one in named if len(re.findall(rf"\b{one.partition(' =')[0]}\b", used)) > 1]
+            if kept:
+                lines.append(line if kept == named else f"{flags.group(1)}{', '.join(kept)};")
             continue
         found = re.fullmatch(r"(\s+)static constexpr int ([^;]*);(?:  //.*)?", line)
         parts = [part.partition(" = ")[::2] for part in split(found.group(2))] if found else []
@@ -282,7 +286,9 @@ def simplified(text: str, constants: Mapping[str, int]) -> str:
 
 
 def _without_constant(text: str, name: str, value: int) -> str:
-    return re.sub(rf"(?<![\w.:]){name}\b", str(value), _without_declaration(text, name))
+    lines = (line.partition("//") for line in _without_declaration(text, name).split("\n"))
+    uses = re.compile(rf"(?<![\w.:]){name}\b")
+    return "\n".join(uses.sub(str(value), code) + slashes + comment for code, slashes, comment in lines)
 
 
 def _without_declaration(text: str, name: str) -> str:

@@ -32,18 +32,24 @@ static Tiling tiling(i64 rows, i64 units, int outputs, int taps_h, int shifts) {
   return best;
 }
 
-// Launches the five kernels in slabs of planes, or of rows of one plane, whose V fits the workspace. Only GPUs of
-// compute capability kFirst to kLast have the instruction; others use `otherwise`, as do images that are too large.
-template <class W, class Steps, int kShifts, int kHeadroomSources, int kHeadroomFilters, int kResident, int kFirst,
-          int kLast, class Otherwise>
-static const char* on_tensor_cores(const Call& c, const Direction& d, const Otherwise& otherwise) {
+// Launches the five kernels in slabs of planes, or of rows of one plane, whose V fits the workspace. GPUs without the
+// instruction, of compute capability kFirst, use the direct kernels, as do images that are too large.
+template <class W, class Steps, int kShifts, int kHeadroomSources, int kHeadroomFilters, int kResident, int kFirst>
+static const char* on_tensor_cores(const Call& c, const Direction& d) {
   using Tile = typename Steps::Tile;
   constexpr int kPoints = W::kPoints, kPasses = kTensorPasses<W>;
   const int taps_h = d.classes_h->taps;
   const i64 rows = ceil_div(c.out_height, kLatticesH), units = ceil_div(c.out_width, kLatticesW * W::kOutputs);
   const Tiling cut = tiling(rows, units, W::kOutputs, taps_h, kShifts);
-  const int arch = 10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor);
-  if (arch < kFirst || arch > kLast || cut.rows == 0) return otherwise();
+  if (cut.rows == 0) return d.direct(c);
+  if constexpr (kFirst == 70) {  // newer GPUs emulate m8n8k4
+    const int arch = 10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor);
+    if (arch != kFirst) return d.direct(c);
+  } else {
+    cudaFuncAttributes code{};  // in a file compiled for older GPUs the kernel is empty, whatever it runs on
+    cudaFuncGetAttributes(&code, winograd_fp16x3_gemm<W, Steps>);
+    if (code.ptxVersion < kFirst) return d.direct(c);
+  }
   const int columns = cut.phases * cut.units;  // of a tile
   const i64 column_groups = i64(cut.phase_groups) * cut.unit_groups, planes = c.batch * kLatticesH;
   const i64 channels_all = i64(kClassesH) * kClassesW * d.channels, k_tiles = ceil_div(d.outputs, kTensorK);
@@ -79,7 +85,7 @@ static const char* on_tensor_cores(const Call& c, const Direction& d, const Othe
       max(c.x_row, c.x_column) >= 0x7fffffff || max(d.channels, d.outputs) * c.height * c.width >= 0x7fffffff ||
       cut.row_groups * column_groups * planes >= 0x0fffffff || plane_points * positions(cut.row_groups) >= 0x7fffffff ||
       !allow_shared(winograd_fp16x3_gemm<W, Steps>, shared))
-    return otherwise();
+    return d.direct(c);
 
   char* const workspace = reinterpret_cast<char*>(c.workspace);
   u32 *const of_filters = reinterpret_cast<u32*>(workspace), *const of_images = of_filters + at_images / 4;
