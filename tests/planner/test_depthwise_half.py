@@ -196,10 +196,10 @@ def test_bands_are_not_exact_beside_infinities() -> None:
 )
 def test_counted_near_the_memory_time(name: str, layout: str, kind: Pass) -> None:
     """At most 1.3 times it on an A100, and the model agrees with the count. Without a band kernel, multiplications bind
-    the weight gradient of 7x7."""
+    the weight gradient of 7x7 in channels_last."""
     plan = plan_cuda(half(name, kind, layout), A100)
     counted = count_plan(gpu_emulator, plan, {kernel: cubin(kernel) for kernel in plan.kernels}, A100)
-    most = 3.05 if (name, kind) == ("convnext-dw7", Pass.WGRAD) else 1.3
+    most = 3.05 if (name, layout, kind) == ("convnext-dw7", "channels_last", Pass.WGRAD) else 1.3
     assert sum(one.bound_ms for one in counted) <= most * counted[0].ms("DRAM")
     modelled = sum(bound_us(launch, A100) for launch in plan.launches) / 1e3
     assert modelled == pytest.approx(sum(one.bound_ms for one in counted), rel=0.25)

@@ -267,7 +267,25 @@ def _body(stem: str) -> str:
     text = re.sub(r"^(?:namespace polyconv \{|\}  // namespace polyconv)\n", "", text, flags=re.MULTILINE)
     # nvcc 11.8 compiles a selection between these sums and others as if both were the others, where they are unset.
     text = text.replace("Sums sum, other;", "Sums sum, other = {};")
-    return re.sub(r"\b([\w/]+)\.cuh\b", r"\1", text)
+    text = re.sub(r"\b([\w/]+)\.cuh\b", r"\1", text)
+    return _in_float(text) if stem.startswith("depthwise/") else text
+
+
+def _in_float(text: str) -> str:
+    """A header whose templates have an ``Element``, for floats alone: the elements of exported models."""
+    text = re.sub(r"^ *template <class Element>\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"\n(?:struct \w+ : \w+Of<\w+> \{\};\n)+", "", text)
+    text = re.sub(
+        r"(?:, class Element(?: = float)?|(?<=<)class Element, |, Element)(?=[,>])|(?<=Params)Of\b(?:<Element>)?",
+        "",
+        text,
+    )
+    text = re.sub(r"sizeof\(Element\) == 2\s*\? 2\s*: 1", "1", text)
+    for call in ("widened(", "rounded<Element>("):
+        while (at := text.find(call)) >= 0:
+            end = closing(text, at + len(call) - 1)
+            text = text[:at] + text[at + len(call) : end] + text[end + 1 :]
+    return re.sub(r"\bElement\b", "float", text).replace("reinterpret_cast<const float*>(p.residual)", "p.residual")
 
 
 def _of_struct(text: str, struct: str) -> str:

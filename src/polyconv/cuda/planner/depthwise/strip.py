@@ -255,7 +255,8 @@ class StripWgradCandidate(_Strips):
 
     @cached_property
     def kernel(self) -> KernelSpec:
-        blocks = 8, 4 if self.stride == 1 else 3, 2 if self.half and self.lanes == CHANNELS else 3
+        fewer = self.half and self.lanes == CHANNELS
+        blocks = 8, 4 if self.stride == 1 else 3 - fewer, 3 - fewer
         struct = _HALF_WGRAD_PARAMS.get(self.dtype, StripWgradParams)
         kernel = self._instance(struct, "depthwise/strip_wgrad", blocks, THREADS)
         return kernel.of_halves(self.dtype) if self.half else kernel
