@@ -6,7 +6,7 @@ from nightly import sampled
 from polyconv.cuda.planner import KernelSpec, all_kernels
 
 ARCHS = ("sm_70", "sm_80", "sm_90", "sm_100", "sm_120")
-SAMPLE = 40
+SAMPLE = 16
 """Number of kernels compiled also for each later generation, except nightly."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from itertools import cycle, product
 from math import sqrt
 
 import pytest
@@ -16,6 +17,7 @@ from torch import Tensor
 
 import polyconv
 from cpu_passes import BORDERS, OUT_LAYOUTS, Layer, close, layers, load_native, placed, poisoned
+from nightly import NIGHTLY
 from polyconv.activation import Activation
 from polyconv.cpu import native
 from polyconv.cpu.engines import aten
@@ -45,6 +47,10 @@ PARAMETERS = {"clamp": (-0.5, 1.75), "leaky_relu": (0.1875,)}
 BOUNDED = {"clamp", "hardsigmoid", "sigmoid"}
 """Errors are relative to the sums: larger than the results."""
 KERNEL_EPILOGUES = [(activation, residual) for activation in APPLIED for residual in (False, True)][1:]
+EPILOGUES_IN_LAYOUTS = list(
+    product(KERNEL_EPILOGUES, OUT_LAYOUTS) if NIGHTLY else zip(KERNEL_EPILOGUES, cycle(OUT_LAYOUTS), strict=False)
+)
+"""Every epilogue, the output layouts in turn; nightly every epilogue in every layout."""
 PUBLIC = ("none", "relu", "silu", "hardtanh(-0.5, 1.75)", "leaky_relu(1.5)", "hardswish", "gelu", "gelu_tanh")
 EPILOGUES = [(activation, residual) for activation in PUBLIC for residual in (False, True)][1:]
 """Of ``polyconv.conv2d``."""
@@ -162,14 +168,13 @@ def test_depthwise(layer: Layer, activation: str, residual: bool, instruction_se
         check(DEPTHWISE, layer, activation, residual, layout, x_layout=layout)
 
 
-@pytest.mark.parametrize(("activation", "residual"), KERNEL_EPILOGUES)
-@pytest.mark.parametrize("layout", OUT_LAYOUTS)
-def test_every_instruction_set(activation: str, residual: bool, layout: str, instruction_set: str) -> None:
+@pytest.mark.parametrize(("epilogue", "layout"), EPILOGUES_IN_LAYOUTS, ids=str)
+def test_every_instruction_set(epilogue: tuple[str, bool], layout: str, instruction_set: str) -> None:
     assert native.instruction_set() == instruction_set
     for name in ("channels that fill no vector", "W1 in small", "groups and a stride", "rows joined"):
         for engine, run in ENGINES.items():
             if "tile" not in engine or "F(4,3) x F(4,3)" in engine or "direct" in engine or "nested" in engine:
-                check(run, LAYERS[name], activation, residual, layout, x_layout=layout)
+                check(run, LAYERS[name], *epilogue, layout, x_layout=layout)
 
 
 @pytest.mark.parametrize(("activation", "residual"), KERNEL_EPILOGUES)

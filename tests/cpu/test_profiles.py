@@ -438,6 +438,12 @@ def test_the_command_writes_a_profile_that_is_used(
         assert "measured here" in str(polyconv.explain(polyconv.Conv2d(16, 16, 1), torch.randn(1, 16, 14, 14)))
 
 
+def test_one_layer_is_measured_however_slow_the_machine_is() -> None:
+    small = [Problem.make("fprop", (1, 16, 14, 14), (16, 16, 1, 1))]
+    ((_, records),) = calibration.measured(0.0, [small, small])
+    assert [record.problem for record in records] == small
+
+
 def test_figures_of_problems_that_only_pytorch_can_run() -> None:
     found = calibrate._figures([Record(PROBLEM, Spent(1e-3, 1e6), ())])
     assert found == {"problems": 1, "ahead": 0, "by": 1.0, "scatter": 1.0}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
+from itertools import cycle, product
 
 import pytest
 import torch
@@ -69,10 +69,12 @@ def run(shape: Shape, kind: Pass, choice: int, *, sms: int = V100.sms, workspace
     return True
 
 
-@pytest.mark.parametrize("kind", PASSES, ids=str)
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize(
+    ("name", "kind"), product(NAMED, PASSES) if NIGHTLY else zip(NAMED, cycle(PASSES), strict=False), ids=str
+)
 def test_named(name: str, kind: Pass) -> None:
-    """Two variants per shape, spread over all that take it, in one slab and in several."""
+    """Two variants per shape, spread over all that take it, in one slab and in several. The passes of the shapes in
+    turn; nightly both of each."""
     number = list(NAMED).index(name)
     for choice, (sms, workspace) in enumerate(((80, LARGE), (3, 2**20))):
         assert run(NAMED[name], kind, number + 7 * choice, sms=sms, workspace=workspace)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from emulate import NAN, V100, execute, fingerprint
 from machine_suites import EDGES, KERNELBENCH, Shape, explore, shapes
-from nightly import NIGHTLY
+from nightly import NIGHTLY, sampled
 from polyconv.cuda.planner.winograd import wgrad
 from polyconv.cuda.planner.winograd.wgrad import WinogradWgradCandidate
 from polyconv.numerics import reference
@@ -38,7 +38,10 @@ MORE = {
     "nine by nine, stride two": Shape((1, 3, 23, 25), 10, (9, 9), (2, 2), (4, 4, 4, 4)),
     "groups of odd sizes, strided": Shape((2, 15, 11, 12), 21, (3, 5), (2, 1), (1, 1, 2, 2), groups=3),
 }
-NAMED = [pytest.param(shape, id=name) for name, shape in {**EDGES, **KERNELBENCH, **MORE}.items()]
+NAMED = [
+    pytest.param(shape, id=name)
+    for name, shape in {**dict(sampled(EDGES.items(), 20, "wgrad")), **KERNELBENCH, **MORE}.items()
+]
 
 
 def inputs(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:

@@ -188,10 +188,10 @@ def _call(problem: Problem, trial: _Trial, tensors: Mapping[str, Tensor]) -> Cal
 
 
 def measured(seconds: float, every: Iterable[list[Problem]]) -> Iterator[tuple[float, list[Record]]]:
-    """Measure layers until the time is up; yields the elapsed seconds with the records of each."""
+    """Measure layers until the time is up, one at least; yields the elapsed seconds with the records of each."""
     began = time.monotonic()
-    for problems in every:
-        if time.monotonic() - began >= seconds:
+    for number, problems in enumerate(every):
+        if number and time.monotonic() - began >= seconds:
             return
         records = [measure(problem) for problem in problems]
         yield time.monotonic() - began, records
