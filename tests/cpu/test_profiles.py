@@ -214,9 +214,10 @@ def test_a_processor_that_nobody_measured_is_taken_for_another_one_and_doubted(k
     assert str(found).endswith("(GenuineIntel 6 85)")
     there = Profile("", [record(2.0)]).correction(PROBLEM, FAST)
     assert found.correction(PROBLEM, FAST) == there.elsewhere(lookup.STRANGER)
-    other = in_force("avx2", 2)
-    assert other is not None
-    assert other.correction(PROBLEM, FAST) == UNMEASURED
+    for nothing_measured in ("avx2", "neon"):
+        other = in_force(nothing_measured, 2)
+        assert other is not None
+        assert other.correction(PROBLEM, FAST) == UNMEASURED
 
 
 def test_what_was_measured_here_comes_first(known: list[Section], tmp_path: Path) -> None:

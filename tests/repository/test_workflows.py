@@ -36,8 +36,8 @@ def scripts(path: Path) -> list[str]:
     return [step["run"] for step in steps(path) if "run" in step]
 
 
-def test_the_four_are_here() -> None:
-    assert [path.stem for path in WORKFLOWS] == ["ci", "docs", "gpu", "wheels"]
+def test_all_are_here() -> None:
+    assert [path.stem for path in WORKFLOWS] == ["arm64", "ci", "docs", "gpu", "wheels"]
 
 
 def test_schema() -> None:

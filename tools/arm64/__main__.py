@@ -2,10 +2,12 @@
 
     python tools/arm64                  the compiler, then two minutes of random convolutions
     python tools/arm64 --seconds 3600   more of them
+    python tools/arm64 --count          instructions that some layers execute, by polyconv and by torch
 
 Debian's packages of the cross compiler and of qemu must be installed (g++-aarch64-linux-gnu, qemu-user-static).
 Everything else is fetched and kept in the developers' cache: Python of Debian 12 for ARM64 and torch, 1 GB. Only
-correctness is checked: an emulator's times say nothing about a processor's.
+correctness is checked: an emulator's times say nothing about a processor's, and numbers of instructions little.
+Counting them takes the package qemu-user, whose qemu loads plugins.
 """
 
 from __future__ import annotations
@@ -45,22 +47,35 @@ _CPUINFO = "processor\t: {}\nFeatures\t: fp asimd atomics fphp asimdhp asimddp\n
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=120.0, help="of random convolutions; default: 120")
-    seconds = parser.parse_args().seconds
-    emulator = next(filter(None, map(shutil.which, ("qemu-aarch64-static", "qemu-aarch64"))), None)
+    parser.add_argument(
+        "--seconds", type=float, default=120.0, help="processor time of random convolutions; default: 120"
+    )
+    parser.add_argument("--count", action="store_true", help="count instructions instead")
+    arguments = parser.parse_args()
+    static, dynamic = map(shutil.which, ("qemu-aarch64-static", "qemu-aarch64"))
+    emulator = dynamic if arguments.count else static or dynamic
     if emulator is None or shutil.which(f"{CROSS}g++") is None:
-        raise ToolchainError("needs a cross compiler and qemu: apt-get install g++-aarch64-linux-gnu qemu-user-static")
+        package = "qemu-user" if arguments.count else "qemu-user-static"
+        raise ToolchainError(f"needs a cross compiler and qemu: apt-get install g++-aarch64-linux-gnu {package}")
     machine = emulated_machine()
     with tempfile.TemporaryDirectory() as package:
         build(machine, Path(package))
+        module, call = "program", f"main({arguments.seconds})"
+        options = ["-L", str(machine), "-cpu", "neoverse-n1"]
+        if arguments.count:
+            plugin = Path(package) / "count.so"
+            source = Path(__file__).with_name("count.c")
+            run(["gcc", "-shared", "-fPIC", "-O2", "-o", str(plugin), str(source)])
+            module, call = "counting", "main()"
+            options += ["-plugin", str(plugin)]
         # Without CUDA's libraries, torch can be loaded only if functions are bound at their first call.
-        program = "import os, sys; sys.setdlopenflags(os.RTLD_LAZY); from arm64.program import main; "
-        program += f"sys.exit(main({seconds}))"
+        program = "import os, sys; sys.setdlopenflags(os.RTLD_LAZY); from arm64 import "
+        program += f"{module}; sys.exit({module}.{call})"
         paths = [package, machine / "site", ROOT / "tools", ROOT / "tests"]
         variables = {"PYTHONPATH": ":".join(map(str, paths)), "LD_LIBRARY_PATH": str(machine / "empty")}
         settings = [word for name, value in variables.items() for word in ("-E", f"{name}={value}")]
         python = machine / "usr" / "bin" / f"python{PYTHON}"
-        return subprocess.run([emulator, "-L", str(machine), *settings, str(python), "-c", program]).returncode
+        return subprocess.run([emulator, *options, *settings, str(python), "-c", program]).returncode
 
 
 def build(machine: Path, package: Path) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,6 +18,20 @@ from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
 _ARM = {"CPU implementer", "CPU part"}
+_ARM_NAMES = {
+    "ARM 0x41 0xd08": "Cortex-A72",
+    "ARM 0x41 0xd0b": "Cortex-A76",
+    "ARM 0x41 0xd0c": "Neoverse N1",
+    "ARM 0x41 0xd40": "Neoverse V1",
+    "ARM 0x41 0xd42": "Cortex-A78AE",
+    "ARM 0x41 0xd49": "Neoverse N2",
+    "ARM 0x41 0xd4f": "Neoverse V2",
+    "ARM 0x41 0xd84": "Neoverse V3",
+    "ARM 0x41 0xd8e": "Neoverse N3",
+    "ARM 0xc0 0xac3": "Ampere-1",
+    "ARM 0xc0 0xac4": "Ampere-1A",
+}
+"""Linux tells implementer and part alone. Graviton 2, 3 and 4 are Neoverse N1, V1 and V2, as is Grace."""
 
 
 @lru_cache(maxsize=4)
@@ -29,18 +45,35 @@ def _cpuinfo(path: Path) -> dict[str, str]:
 
 
 def processor_name(cpuinfo: Path = _CPUINFO) -> str:
-    """The processor's name in Linux; on ARM, which has none there, its model; ``CPU`` if unknown."""
+    """The processor's name; on ARM with Linux that of its design, or its model; ``CPU`` if unknown."""
     found = _cpuinfo(cpuinfo)
-    return found.get("model name") or (processor_model(cpuinfo) if found.keys() >= _ARM else "CPU")
+    if found.keys() >= _ARM and "model name" not in found:
+        model = processor_model(cpuinfo)
+        return _ARM_NAMES.get(model, model)
+    return found.get("model name") or _brand() or "CPU"
 
 
 def processor_model(cpuinfo: Path = _CPUINFO) -> str:
     """Vendor, family and model: ``GenuineIntel 6 85``. Cloud machines report many names for one model, or none. On ARM
-    implementer and part: ``ARM 0x41 0xd0c`` is a Neoverse N1."""
+    implementer and part, of the first core: ``ARM 0x41 0xd0c``. On a Mac the name, ``Apple M1``."""
     found = _cpuinfo(cpuinfo)
     if found.keys() >= _ARM:
         return f"ARM {found['CPU implementer']} {found['CPU part']}"
+    if not found and (brand := _brand()):
+        return brand
     return " ".join(found.get(name, "?") for name in ("vendor_id", "cpu family", "model"))
+
+
+@lru_cache(maxsize=1)
+def _brand() -> str:
+    """The processor's name on a Mac; empty elsewhere."""
+    if sys.platform != "darwin":
+        return ""
+    try:
+        asked = subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return asked.stdout.strip()
 
 
 def usable_cores() -> int:
