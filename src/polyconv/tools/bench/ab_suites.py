@@ -201,7 +201,7 @@ def _network_contest(network: Network, case: Case, cases: Cases) -> Duel:
         what="×".join(map(str, x.shape[2:])),
         kind="",
         case=case,
-        memory=_memory(partial(made, network, case), network_call, case, cases.benchmark),
+        memory=_memory(partial(made, network, case), network_call, case, cases.benchmark, model_zoo.modules()),
         **fight(module, x, case, cases, network_call),
     )
 
@@ -239,13 +239,20 @@ def network_call(
 T = TypeVar("T")
 
 
-def _memory(make: Callable[[], tuple[nn.Module, Tensor]], prepare: Prepare, case: Case, benchmark: bool) -> Memory:
-    return Memory(*(_alone(partial(_peak, make, prepare, case, *side)) for side in ((False, False), (True, benchmark))))
+def _memory(
+    make: Callable[[], tuple[nn.Module, Tensor]],
+    prepare: Prepare,
+    case: Case,
+    benchmark: bool,
+    packages: Sequence[str] = (),
+) -> Memory:
+    sides = (False, False), (True, benchmark)
+    return Memory(*(_alone(partial(_peak, make, prepare, case, *side), packages) for side in sides))
 
 
-def _alone(measured: Callable[[], T]) -> T:
-    """Call a function in a new process, and return its result."""
-    with worker([__name__, *model_zoo.modules()]) as pool:
+def _alone(measured: Callable[[], T], packages: Sequence[str] = ()) -> T:
+    """Call a function in a new process, forked from one that has imported the packages, and return its result."""
+    with worker([__name__, *packages]) as pool:
         return pool.submit(measured).result()
 
 
