@@ -172,7 +172,7 @@ ISSUES = [
 @pytest.mark.parametrize("mode", list(Mode), ids=str)
 @pytest.mark.parametrize("layer", ISSUES, ids=lambda layer: layer.name)
 def test_an_issue_is_measured_with_its_errors(layer: Workload, mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ab_suites, "_alone", lambda measured: measured())
+    monkeypatch.setattr(ab_suites, "_alone", lambda measured, packages=(): measured())
     cases = Cases((mode,), tuple(Layout), (99,), (1,), repeats=1)
     contest, *last = ab_suites.issue_contests([layer], cases)
     assert len(last) == (layer.rank > 1)
@@ -205,7 +205,7 @@ def test_layers_that_are_not_trained_are_only_called() -> None:
 @pytest.mark.parametrize("name", ["pt#27971 5,000 lengths", "pt#120982 ISTFT, 5,000 lengths"])
 def test_changing_lengths(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths: list[int] = []
-    monkeypatch.setattr(ab_suites, "_alone", lambda measured: measured())
+    monkeypatch.setattr(ab_suites, "_alone", lambda measured, packages=(): measured())
     monkeypatch.setattr(nn.Conv1d, "forward", lambda self, x: lengths.append(x.shape[2]))
     monkeypatch.setattr(nn.ConvTranspose1d, "forward", lambda self, x: lengths.append(x.shape[2]))
     layer = issue(name, lengths=5)
