@@ -267,6 +267,12 @@ class Problem:
         return self.padding_mode is PaddingMode.ZEROS and before == after and min(before) >= 0
 
     @property
+    def is_contiguous(self) -> bool:
+        """Whether x and y are dense NCHW tensors."""
+        dense = contiguous_strides(self.x_shape), contiguous_strides(self.y_shape)
+        return (self.x_strides, self.y_strides) == dense
+
+    @property
     def multiplications(self) -> int:
         """Multiply-adds of the direct method, padding counted as data."""
         return prod(self.y_shape) * prod(self.w_shape[1:])
@@ -332,6 +338,11 @@ class Problem:
         return (
             f"polyconv's kernels convolve over height and width; this problem has {', '.join(AXES[self.rank])}: {self}"
         )
+
+    def contiguous(self) -> Problem:
+        """This problem on dense NCHW tensors."""
+        strides = contiguous_strides(self.x_shape), contiguous_strides(self.y_shape)
+        return replace(self, x_strides=strides[0], y_strides=strides[1])
 
     def channels_last(self) -> Problem:
         """This problem on dense channels_last tensors."""

@@ -14,6 +14,7 @@ import pytest
 
 from polyconv.cpu import native, planner
 from polyconv.cpu.device import CpuDevice
+from polyconv.cpu.engines.in_torch import fourier
 from polyconv.cpu.plan import CpuCandidate
 from polyconv.cpu.planner import CpuPlan, plan_cpu
 from polyconv.cpu.profiles import Profile, shipped
@@ -120,6 +121,26 @@ def test_a_new_size_is_planned_in_a_millisecond() -> None:
 
     assert best(True, Pass.FPROP) < 1.5  # 0.5 on a quiet machine
     assert best(False, *Pass) < 4.5  # 1.5
+
+
+def test_signals_of_similar_lengths_share_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new length asks one engine, and its plan is that of the next smaller round length, which alone is ranked."""
+    asked: list[int] = []
+    candidates = fourier.candidates
+
+    def noted(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
+        asked.append(problem.in_size[1])
+        return candidates(problem, device)
+
+    monkeypatch.setattr(fourier, "candidates", noted)
+    for length in (3000, 2945, 3007):
+        plan = plan_cpu(Problem.make("fprop", (1, 64, 1, length), (64, 64, 1, 5)), MEASURED, inference=True)
+        assert length not in asked
+        similar = plan_cpu(Problem.make("fprop", (1, 64, 1, 2944), (64, 64, 1, 5)), MEASURED, inference=True)
+        assert plan.choice == similar.choice
+        assert "chosen for signals of 2944 samples" in plan.reason
+        assert plan.problem.in_size == plan.ran.in_size == (1, length)
+    assert asked.count(2944) == 1
 
 
 def test_lines_say_what_the_file_says() -> None:

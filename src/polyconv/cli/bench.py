@@ -74,6 +74,8 @@ how it is measured:
   --benchmark: what runs is not the cost model's choice but that of an autotuning session in the first calls, which
   are not timed: polyconv.benchmark(True).
 
+  --enable: polyconv's side is PyTorch's module called under polyconv.enable(), which reaches subclasses and functions.
+
   A/A is PyTorch against itself, in the same rounds: what a ratio is worth on this machine at this moment.
 """
 
@@ -93,7 +95,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_options.list_of(str),
         default=(),
         help="those of the suite that have one of these words in their name; of layers, in their class, too: "
-        "resnet,depthwise; of networks, family: those with convolutions over one axis or three, or transposed",
+        "resnet,depthwise; of networks, family: those with convolutions over one axis or three, or transposed; "
+        "enabled: those whose convolutions replace does not reach",
     )
     _options.add_device_argument(parser, ["cpu"], "cpu", "where to run")
     _options.add_isa_argument(parser)
@@ -130,6 +133,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of networks and layers: autotune polyconv first, with polyconv.benchmark, until all choices are made",
     )
     parser.add_argument(
+        "--enable",
+        action="store_true",
+        help="of networks: call PyTorch's module under polyconv.enable(), instead of replacing its layers",
+    )
+    parser.add_argument(
         "--seconds", metavar="N", type=_options.positive, help="start no further contest after this many seconds"
     )
     _options.add_json_argument(parser, "the rows, with medians and notes,")
@@ -147,6 +155,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "polyconv bench --suite networks --only resnet,unet --mode inference --threads 1",
         "polyconv bench --suite networks --only family --batch 1 --threads 1",
         "polyconv bench --suite networks --benchmark",
+        "polyconv bench --suite networks --only enabled --enable --batch 1 --threads 1",
         "polyconv bench --suite networks --peers compile,onnxruntime,openvino --batch 1 --threads 1 -o peers.json",
         "polyconv bench --suite issues --threads 1 --only bf16,pt#27971",
         "polyconv bench --suite layers --sample 400 --isa avx2 --seconds 3600 -o layers.json --resume",
@@ -196,7 +205,7 @@ def _suite(args: argparse.Namespace) -> Suite[Any]:
 
     batches = args.batch or (1, 8)
     modes, layouts = args.modes or tuple(Mode), args.layouts or tuple(Layout)[: 1 if args.suite == ISSUES else 2]
-    cases = Cases(modes, layouts, batches, _threads(args), args.repeats, args.benchmark)
+    cases = Cases(modes, layouts, batches, _threads(args), args.repeats, args.benchmark, args.enable)
     try:
         if _passes_run(args):
             batch = args.batch[0] if args.batch else None
@@ -274,6 +283,8 @@ def _check(args: argparse.Namespace) -> None:
         raise _options.UsageError(f"{' and '.join(wrong)}: for {where} only")
     if args.peers:
         _check_peers(args)
+    if args.enable and (args.suite != NETWORKS or args.workloads is not None or args.peers):
+        raise _options.UsageError("--enable: for networks only, and not with --peers")
     if args.resume and args.output is None:
         raise _options.UsageError("--resume needs the file of the run that is taken up: -o FILE")
     _options.check_writable(args.output, args.plot)

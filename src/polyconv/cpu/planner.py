@@ -58,14 +58,21 @@ CHECK_CYCLES, CHECK_BYTES = 8e3, 8.0
 CONVERTED_CYCLES = 1.0
 """Cycles per element that is widened to float32 or rounded to half precision: bound by memory."""
 
+CONVERTED_CALL_CYCLES = 10e3
+"""Cost of the calls that convert whole tensors, where ATen takes them as they are."""
+
 CONVERTED_IN_CACHE = 0.3
-"""Share of that cost where kernels convert small blocks."""
+"""Share of the cost per element where kernels convert small blocks."""
 
 WIDENED_AT_A_TIME = 2**20
 """Elements of input and output that are widened together, at most or for one image, so that they stay in a cache."""
 
 WEIGHT_SHARE = 8
 """Least ratio of these elements to those of the weight, which may be transformed for each block."""
+
+LENGTH_BITS = 5
+"""Significant bits of the lengths of signals for which choices are made; others take that of the next smaller one.
+PyTorch needs about a millisecond for a length that it has not met, and a choice would take twice as long."""
 
 LARGEST_TIMED_WEIGHT = 2**25
 """Largest weight [elements] for which candidates are timed. A larger one is a matrix product written as a convolution,
@@ -290,7 +297,37 @@ def plan_cpu(
 def _plan(problem: Problem, device: CpuDevice, inference: bool, prefer: Preference | None) -> CpuPlan:
     if problem.rank != 3 and (other_axes := problem.why_not_2d()):
         raise PlanError(other_axes)
+    if prefer is None and (similar := _of_round_length(problem)) is not None:
+        found = _planned_like(problem, _plan(similar, device, inference, None))
+        if found is not None:
+            return found
     return _plan_of(problem, _costs(problem, device, inference), prefer)
+
+
+def _of_round_length(problem: Problem) -> Problem | None:
+    """The problem of a signal (a 2-D problem of height 1) at the next smaller length of :data:`LENGTH_BITS` significant
+    bits, from which the choice is taken. None for other problems, and where the length is such a number."""
+    if problem.rank != 2 or problem.in_size[0] != 1 or problem.kernel[0] != 1 or problem.dtype != "float32":
+        return None
+    length, padding = problem.in_size[1], problem.padding
+    low = max(0, length.bit_length() - LENGTH_BITS)
+    rounded = length >> low << low
+    stretched = (problem.kernel[1] - 1) * problem.dilation[1] + 1
+    if rounded in (length, 0) or rounded + padding[2] + padding[3] < stretched or not problem.is_contiguous:
+        return None
+    return replace(problem, in_size=(1, rounded)).contiguous()
+
+
+def _planned_like(problem: Problem, plan: CpuPlan) -> CpuPlan | None:
+    """The plan with another one's choice, if that candidate can run the problem and keeps the tolerance. A new length
+    costs the estimate of one engine instead of all."""
+    every = plan.engine.candidates(ran_for(problem), plan.device)
+    chosen = next((one for one in every if one.name == plan.choice and _may_run(one, problem)), None)
+    if chosen is None:
+        return None
+    source = f"chosen for signals of {plan.problem.in_size[1]} samples"
+    costs = replace(plan.costs, problem=_computed(problem))
+    return CpuPlan(problem, costs, chosen, Preference(plan.choice, source))
 
 
 @lru_cache(maxsize=4096)
@@ -523,9 +560,10 @@ def _offered_in_half(
             if engine.refusal(problem) is None:
                 yield from engine.candidates(problem, device)
     converted = CONVERTED_CYCLES * sum(map(prod, (problem.x_shape, problem.w_shape, problem.y_shape)))
+    calls = CONVERTED_CALL_CYCLES if aten.takes_tensors(problem) else 0.0
     for candidate in offer(widened(problem), device):
         in_cache = candidate.engine == depthwise.NAME and depthwise.takes_half(problem)
-        yield candidate.on_copies(converted * (CONVERTED_IN_CACHE if in_cache else 1.0))
+        yield candidate.on_copies(CONVERTED_IN_CACHE * converted if in_cache else calls + converted)
     yield from aten.candidates(problem, device)
 
 

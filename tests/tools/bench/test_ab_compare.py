@@ -14,6 +14,7 @@ from torch import nn
 from polyconv import Conv2d, cli
 from polyconv.autotune import preferences
 from polyconv.cpu import native
+from polyconv.dispatch import override
 from polyconv.measure import layers as known_layers
 from polyconv.measure import timing
 from polyconv.measure.timing import Timing
@@ -86,6 +87,35 @@ def test_autotuned_rows_are_a_suite_of_their_own() -> None:
     assert names == ["layers", "layers, autotuned"]
 
 
+class Doubled(nn.Conv2d):
+    """A subclass that ``replace`` leaves."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2.0 * super().forward(x)
+
+
+def test_the_override_reaches_what_replace_leaves() -> None:
+    """Ours is PyTorch's module, with plans of polyconv; afterwards nothing is overridden."""
+    case = Case(Mode.INFERENCE, Layout.NCHW, 1, 1)
+    types: list[type[nn.Module]] = []
+
+    def prepare(module: nn.Module, x: torch.Tensor, mode: Mode) -> object:
+        types.append(type(module))
+        return lambda: module(x)
+
+    plans = {}
+    for enable in (False, True):
+        cases = Cases(repeats=1, enable=enable)
+        found = ab_compare.fight(Doubled(8, 8, 3), torch.randn(1, 8, 9, 9), case, cases, prepare)  # type: ignore[arg-type]
+        plans[enable] = found["plans"]
+        assert found["difference"] < 1e-4
+    assert set(types) == {Doubled}
+    assert not plans[False]
+    assert [name.split()[0] for name in plans[True]] == ["fprop"]
+    assert not override.is_enabled()
+    assert suites.of_networks(Cases(enable=True), ["nnu-net"]).name == "networks, enabled"
+
+
 def test_the_image_of_a_network_needs_no_gradient() -> None:
     stem = replace(small_layer(), input=(1, 3, 9, 10))
     (contest,) = ab_suites.layer_contests([stem], Cases((Mode.TRAINING,), (Layout.NCHW,), (1,), (1,), repeats=1))
@@ -142,7 +172,7 @@ ISSUES = [
 @pytest.mark.parametrize("mode", list(Mode), ids=str)
 @pytest.mark.parametrize("layer", ISSUES, ids=lambda layer: layer.name)
 def test_an_issue_is_measured_with_its_errors(layer: Workload, mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ab_suites, "_alone", lambda measured: measured())
+    monkeypatch.setattr(ab_suites, "_alone", lambda measured, packages=(): measured())
     cases = Cases((mode,), tuple(Layout), (99,), (1,), repeats=1)
     contest, *last = ab_suites.issue_contests([layer], cases)
     assert len(last) == (layer.rank > 1)
@@ -175,7 +205,7 @@ def test_layers_that_are_not_trained_are_only_called() -> None:
 @pytest.mark.parametrize("name", ["pt#27971 5,000 lengths", "pt#120982 ISTFT, 5,000 lengths"])
 def test_changing_lengths(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths: list[int] = []
-    monkeypatch.setattr(ab_suites, "_alone", lambda measured: measured())
+    monkeypatch.setattr(ab_suites, "_alone", lambda measured, packages=(): measured())
     monkeypatch.setattr(nn.Conv1d, "forward", lambda self, x: lengths.append(x.shape[2]))
     monkeypatch.setattr(nn.ConvTranspose1d, "forward", lambda self, x: lengths.append(x.shape[2]))
     layer = issue(name, lengths=5)
@@ -215,7 +245,7 @@ def test_the_zoo_is_large_enough() -> None:
 def test_networks_of_our_own(name: str) -> None:
     network = model_zoo.NETWORKS[name]
     module = network.build().eval()
-    if network.kind != model_zoo.FAMILY:
+    if not network.kind:
         with torch.inference_mode():
             assert module(torch.randn(2, network.image[0], 32, 32)).isfinite().all()
     with torch.device("meta"):

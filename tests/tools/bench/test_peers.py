@@ -218,6 +218,12 @@ def test_options_that_do_not_go_with_it(arguments: list[str], message: str, caps
     assert message in capsys.readouterr().err
 
 
+def test_the_override_is_measured_for_networks(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--suite", "issues"], ["W1"], ["--suite", "networks", "--peers", "compile"]):
+        assert cli.main(["bench", *arguments, "--enable"]) == 2
+        assert "--enable: for networks only" in capsys.readouterr().err
+
+
 # ---- random statistics
 
 

@@ -92,9 +92,12 @@ def _terms_in_half(problem: Problem) -> int:
     return terms + len(_applied_apart(problem))
 
 
-def _half_products() -> float:
-    """Time of a half-precision product over that of a float32 product in oneDNN, which converts the operands of each
-    product where the processor cannot multiply them. Only the last value was measured."""
+def half_products(dtype: str) -> float:
+    """Time of a half-precision product over that of a float32 product in oneDNN. Without instructions that multiply the
+    dtype's values it converts the operands of each product; AVX512_FP16 has some, which took 1.4 to 2.2 times as long
+    as float32's. Products by AVX512_BF16 without AMX were not measured."""
+    if dtype == "float16":
+        return 0.2 if has_instructions("_is_amx_fp16_supported") else 2.0
     if has_instructions("_is_amx_tile_supported"):
         return 0.2
     return 0.6 if has_instructions("_is_avx512_bf16_supported") else 3.0
@@ -218,7 +221,7 @@ def direct_cycles(problem: Problem, device: CpuDevice) -> float:
     long = problem.kind is Pass.FPROP and problem.x_strides[1] != 1 and max(problem.dilation) > 6
     products = problem.batch * _taps_met(problem) * pairs * (2.0 if long else 1.0)
     if problem.dtype in HALF_ROUNDING and not problem.depthwise:
-        products *= _half_products()
+        products *= half_products(problem.dtype)
     moved = (prod(problem.x_shape) + prod(problem.y_shape)) / device.lanes
     weights = prod(problem.w_shape) / device.lanes
     return spent.call + spent.product * products + spent.moved * moved + spent.weight * weights

@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ... import settings
 from ...arguments import CHANNELS_LAST
 from ...autotune import online, preferences
+from ...dispatch.override import enable
 from ...measure.timing import Timing, interleaved, threads, timings_as_json, timings_from_json
 from ...model.replace import replace
 from .cases import Case, Cases, Layout, Mode
@@ -149,9 +150,12 @@ def fight(
     """Measured fields of a :class:`Duel`. ``prepare`` is called once per side."""
     module, x = prepared(module, x, case)
     second, twin = copy.deepcopy(module), copy.deepcopy(module)
-    replace(twin)
+    if not cases.enable:
+        replace(twin)
     with threads(case.threads), block(case.mode):
         theirs, again, ours = (prepare(side, x, case.mode) for side in (module, second, twin))
+        if cases.enable:
+            ours = enabled(ours)
         if cases.benchmark:
             autotune(ours)
         with preferences.watched(alone=True) as seen:
@@ -161,6 +165,16 @@ def fight(
         del result
         timings = interleaved({TORCH: theirs, OURS: ours, AGAIN: again}, cases.repeats, patience=PATIENCE)
     return {"timings": timings, "difference": deviation, "plans": _plans(seen), "errors": found}
+
+
+def enabled(call: Callable[[], object]) -> Callable[[], object]:
+    """The call with polyconv in the place of ATen's convolutions while it runs."""
+
+    def run() -> object:
+        with enable():
+            return call()
+
+    return run
 
 
 def autotune(call: Callable[[], object]) -> None:

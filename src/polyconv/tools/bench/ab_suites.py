@@ -29,7 +29,21 @@ from ...measure.workloads import Workload
 from ...model.replace import replace
 from ...problem import IMAGE_CHANNELS, Pass
 from . import model_zoo
-from .ab_compare import AGAIN, OURS, TORCH, Duel, Errors, Memory, Prepare, autotune, block, fight, has_layout, prepared
+from .ab_compare import (
+    AGAIN,
+    OURS,
+    TORCH,
+    Duel,
+    Errors,
+    Memory,
+    Prepare,
+    autotune,
+    block,
+    enabled,
+    fight,
+    has_layout,
+    prepared,
+)
 from .cases import Case, Cases, Mode
 from .model_zoo import Network
 from .runner import Contest, worker
@@ -116,7 +130,7 @@ def _one_length(layer: Workload, case: Case, cases: Cases) -> Duel:
         what=_in_words(layer),
         kind="",
         case=case,
-        memory=_memory(make, call_of, case, cases.benchmark),
+        memory=_memory(make, call_of, case, cases),
         **fight(module, x, case, cases, call_of, errors_of(layer, case, module, x)),
     )
 
@@ -186,22 +200,23 @@ CALLS = 3
 
 def network_contests(networks: Sequence[Network], cases: Cases) -> list[Contest[Duel]]:
     """All comparisons, network by network. 1-D networks have only one layout."""
+    packages = model_zoo.modules() if any(network.package for network in networks) else []
     return [
-        Contest(f"{network.name}, {case}", partial(_network_contest, network, case, cases))
+        Contest(f"{network.name}, {case}", partial(_network_contest, network, case, cases, packages))
         for network in networks
         for case in cases
         if has_layout(len(network.image) - 1, case.layout)
     ]
 
 
-def _network_contest(network: Network, case: Case, cases: Cases) -> Duel:
+def _network_contest(network: Network, case: Case, cases: Cases, packages: Sequence[str]) -> Duel:
     module, x = made(network, case)
     return Duel(
         name=network.name,
         what="×".join(map(str, x.shape[2:])),
         kind="",
         case=case,
-        memory=_memory(partial(made, network, case), network_call, case, cases.benchmark),
+        memory=_memory(partial(made, network, case), network_call, case, cases, packages),
         **fight(module, x, case, cases, network_call),
     )
 
@@ -239,26 +254,32 @@ def network_call(
 T = TypeVar("T")
 
 
-def _memory(make: Callable[[], tuple[nn.Module, Tensor]], prepare: Prepare, case: Case, benchmark: bool) -> Memory:
-    return Memory(*(_alone(partial(_peak, make, prepare, case, *side)) for side in ((False, False), (True, benchmark))))
+def _memory(
+    make: Callable[[], tuple[nn.Module, Tensor]],
+    prepare: Prepare,
+    case: Case,
+    cases: Cases,
+    packages: Sequence[str] = (),
+) -> Memory:
+    return Memory(*(_alone(partial(_peak, make, prepare, case, side), packages) for side in (None, cases)))
 
 
-def _alone(measured: Callable[[], T]) -> T:
-    """Call a function in a new process, and return its result."""
-    with worker([__name__, *model_zoo.modules()]) as pool:
+def _alone(measured: Callable[[], T], packages: Sequence[str] = ()) -> T:
+    """Call a function in a new process, forked from one that has imported the packages, and return its result."""
+    with worker([__name__, *packages]) as pool:
         return pool.submit(measured).result()
 
 
-def _peak(
-    make: Callable[[], tuple[nn.Module, Tensor]], prepare: Prepare, case: Case, swapped: bool, benchmark: bool
-) -> int:
-    """Peak resident size of this process after calls of one side [bytes]."""
+def _peak(make: Callable[[], tuple[nn.Module, Tensor]], prepare: Prepare, case: Case, ours: Cases | None) -> int:
+    """Peak resident size of this process after calls of one side, PyTorch's if ``ours`` is None [bytes]."""
     module, x = prepared(*make(), case)
-    if swapped:
+    if ours is not None and not ours.enable:
         replace(module)
     with threads(case.threads), block(case.mode):
         call = prepare(module, x, case.mode)
-        if benchmark:
+        if ours is not None and ours.enable:
+            call = enabled(call)
+        if ours is not None and ours.benchmark:
             autotune(call)
         for _ in range(CALLS):
             call()

@@ -53,6 +53,8 @@ class Cases:
     repeats: int = 7
     benchmark: bool = False
     """Autotune ours before timing, as :func:`polyconv.benchmark` does."""
+    enable: bool = False
+    """Ours is PyTorch's module called under :func:`polyconv.enable`, instead of one with replaced layers."""
 
     def __iter__(self) -> Iterator[Case]:
         for case in product(self.modes, self.layouts, self.batches, self.threads):

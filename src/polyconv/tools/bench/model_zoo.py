@@ -210,6 +210,113 @@ def vae_decoder(width: int = 64, latent: int = 4) -> nn.Module:
     return nn.Sequential(*parts, nn.GroupNorm(8, c), nn.SiLU(), _conv(c, 3))
 
 
+class CastingConv1d(nn.Conv1d):
+    """Casts its weights to the dtype of the input, as in Whisper. ``replace`` leaves it: it overrides a method."""
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        y: Tensor = super()._conv_forward(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+        return y
+
+
+class WhisperEncoder(nn.Module):
+    """Whisper's encoder of size tiny, with two of its four transformer layers."""
+
+    def __init__(self, mels: int = 80, width: int = 384, layers: int = 2) -> None:
+        super().__init__()
+        self.first = CastingConv1d(mels, width, 3, padding=1)
+        self.halve = CastingConv1d(width, width, 3, stride=2, padding=1)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, 6, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+            for _ in range(layers)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.gelu(self.halve(F.gelu(self.first(x)))).transpose(1, 2)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class CausalConv3d(nn.Conv3d):
+    """Pads the frames before the first, as autoencoders of videos do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = super().forward(F.pad(x, (1, 1, 1, 1, 2, 0)))
+        return y
+
+
+class VideoDecoder(nn.Module):
+    """Latent video to one of twice the height and width, by causal convolutions."""
+
+    def __init__(self, width: int = 128, latent: int = 16) -> None:
+        super().__init__()
+        self.first = CausalConv3d(latent, width, 3)
+        self.blocks = nn.ModuleList(self._block(c, c) for c in (width, width))
+        self.narrow = CausalConv3d(width, width // 2, 3)
+        self.fine = self._block(width // 2, width // 2)
+        self.last = CausalConv3d(width // 2, 3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x)
+        x = self.narrow(F.interpolate(x, scale_factor=(1.0, 2.0, 2.0)))
+        y: Tensor = self.last(F.silu(x + self.fine(x)))
+        return y
+
+    def _block(self, c: int, k: int) -> nn.Sequential:
+        ends = (nn.GroupNorm(8, k), nn.SiLU(), CausalConv3d(k, k, 3))
+        return nn.Sequential(nn.GroupNorm(8, c), nn.SiLU(), CausalConv3d(c, k, 3), *ends)
+
+
+class MambaBlock(nn.Module):
+    """Mamba's block with a running sum in the place of the state space: the causal convolution calls a function."""
+
+    def __init__(self, width: int = 768) -> None:
+        super().__init__()
+        self.within, self.out = nn.Linear(width, 4 * width), nn.Linear(2 * width, width)
+        self.conv = nn.Conv1d(2 * width, 2 * width, 4, groups=2 * width, padding=3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, gate = self.within(x.transpose(1, 2)).chunk(2, -1)
+        length, conv = a.shape[1], self.conv
+        a = F.conv1d(a.transpose(1, 2), conv.weight, conv.bias, padding=3, groups=conv.groups)[..., :length]
+        y: Tensor = self.out(F.silu(a).transpose(1, 2).cumsum(1) * F.silu(gate))
+        return y
+
+
+class NnUNet(nn.Module):
+    """nnU-Net for volumes: strided convolutions, instance normalisation, LeakyReLU."""
+
+    def __init__(self, width: int = 32, levels: int = 3, classes: int = 3) -> None:
+        super().__init__()
+        widths = [width * 2**level for level in range(levels)]
+        self.down = nn.ModuleList(
+            nn.Sequential(self._layer(c, k, 2 if c > 1 else 1), self._layer(k, k))
+            for c, k in zip([1, *widths[:-1]], widths, strict=True)
+        )
+        self.up = nn.ModuleList(nn.ConvTranspose3d(2 * k, k, 2, 2) for k in reversed(widths[:-1]))
+        self.after = nn.ModuleList(
+            nn.Sequential(self._layer(2 * k, k), self._layer(k, k)) for k in reversed(widths[:-1])
+        )
+        self.last = nn.Conv3d(width, classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen: list[Tensor] = []
+        for down in self.down:
+            x = down(x)
+            seen.append(x)
+        seen.pop()
+        for up, after in zip(self.up, self.after, strict=True):
+            x = after(torch.cat([up(x), seen.pop()], 1))
+        y: Tensor = self.last(x)
+        return y
+
+    def _layer(self, c: int, k: int, stride: int = 1) -> nn.Sequential:
+        normalised = nn.InstanceNorm3d(k, affine=True), nn.LeakyReLU(0.01)
+        return nn.Sequential(nn.Conv3d(c, k, 3, stride, 1), *normalised)
+
+
 class Residual(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         inner: Tensor = super().forward(x)
@@ -273,6 +380,8 @@ STEP = 32
 """Divisor of image sizes: networks halve them up to five times."""
 FAMILY = "family"
 """Kind of networks with 1-D, 3-D or transposed convolutions."""
+ENABLED = "enabled"
+"""Kind of networks for :func:`polyconv.enable`: most have convolutions in subclasses or functions, or volumes."""
 LAYER_SCALE = "gamma"
 """Name that timm gives to the factors of a residual branch."""
 
@@ -289,7 +398,7 @@ class Network:
     """Channels and spatial sizes of one input: one size for a signal, three for a volume."""
     package: str = ""
     kind: str = ""
-    """:data:`FAMILY`, or empty."""
+    """:data:`FAMILY`, :data:`ENABLED`, both, or empty."""
 
     @property
     def described(self) -> str:
@@ -362,7 +471,11 @@ NETWORKS: dict[str, Network] = {
         Network("diffusion-unet", DiffusionUNet, (4, 64, 64)),
         Network("vae-decoder", vae_decoder, (4, 32, 32)),
         Network("audio", audio, (1, 128, 256)),
-        Network("vocoder", Vocoder, (80, 32), kind=FAMILY),
+        Network("whisper-encoder", WhisperEncoder, (80, 2000), kind=ENABLED),
+        Network("video-decoder", VideoDecoder, (16, 4, 16, 16), kind=ENABLED),
+        Network("mamba-block", MambaBlock, (768, 512), kind=ENABLED),
+        Network("nnu-net", NnUNet, (1, 32, 48, 48), kind=ENABLED),
+        Network("vocoder", Vocoder, (80, 32), kind=f"{FAMILY} {ENABLED}"),
         Network("demucs", Demucs, (2, 44032), kind=FAMILY),
         Network("dcgan", dcgan, (100, 1, 1), kind=FAMILY),
         Network("unet-transposed", unet, (3, 128, 128), kind=FAMILY),

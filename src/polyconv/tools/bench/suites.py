@@ -94,8 +94,8 @@ def of_issues(cases: Cases, only: Sequence[str]) -> Suite[Duel]:
 
 
 def _named(name: str, cases: Cases) -> str:
-    """Separate suite name for autotuned rows, so that they are not resumed into a run without autotuning."""
-    return f"{name}, autotuned" if cases.benchmark else name
+    """Separate suite name for rows that are autotuned or by the override, which are not resumed into another run."""
+    return name + ", enabled" * cases.enable + ", autotuned" * cases.benchmark
 
 
 def _selected(names: Iterable[str], texts: Iterable[str], words: Sequence[str]) -> list[str]:

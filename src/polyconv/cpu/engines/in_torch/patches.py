@@ -21,7 +21,7 @@ from ....problem import Pass, Problem
 from ...device import CpuDevice
 from ...plan import CpuCandidate
 from ...weight_cache import TransformedWeights
-from ..aten import has_instructions
+from ..aten import half_products
 
 NAME = "patches"
 
@@ -50,7 +50,7 @@ def refusal(problem: Problem) -> str | None:
         return "of patches, not of single pixels"
     if problem.dtype not in ("float32", *HALF_ROUNDING):
         return f"computes in float32, not {problem.dtype}"
-    if problem.dtype in HALF_ROUNDING and has_instructions("_is_avx512_bf16_supported"):
+    if problem.dtype in HALF_ROUNDING and half_products(problem.dtype) < 1.0:
         return f"computes in float32, and this processor has faster instructions for {problem.dtype}"
     return None
 
