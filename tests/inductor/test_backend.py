@@ -24,7 +24,7 @@ from polyconv.autotune.tuning_file import Entry, load
 from polyconv.cpu import native
 from polyconv.cpu.plan import CpuCandidate
 from polyconv.inductor import aoti, backend, choice, graph_pass, private, swap
-from polyconv.inductor.layer import LAYER, RESIDUAL, operator, overwrites_residual
+from polyconv.inductor.layer import LAYER, NORMALISATION, RESIDUAL, operator, overwrites_residual
 from polyconv.runtime import warn_once
 
 pytestmark = pytest.mark.skipif(private.missing() is not None or not native.is_available(), reason="needs Inductor")
@@ -320,6 +320,41 @@ def test_prologues_are_fused(options: dict[str, Any]) -> None:
     agree(compiled, model, x)
     assert all(f"of {n} normalised tensors" in str(each) for n, each in zip((1, 2, 3), seen, strict=True))
     assert not any("native_batch_norm" in code for code in codes)
+
+
+class Gated(nn.Module):
+    """Squeeze-and-excitation in front of a 1x1 convolution with a residual."""
+
+    def __init__(self, width: int = 24, gate: nn.Module | None = None) -> None:
+        super().__init__()
+        self.first, self.last = (nn.Conv2d(width, width, size, padding=size // 2) for size in (3, 1))
+        self.squeeze, self.excite = nn.Conv2d(width, 8, 1), nn.Conv2d(8, width, 1)
+        self.gate = nn.Sigmoid() if gate is None else gate
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x).relu()
+        gate = self.gate(self.excite(self.squeeze(y.mean((2, 3), keepdim=True)).relu()))
+        return (self.last(y * gate) + x).relu()
+
+
+@pytest.mark.parametrize("options", [QUICK, {}], ids=["Python", "C++"])
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.usefixtures("_ours")
+def test_gates_are_fused(options: dict[str, Any], batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one image; the factors of several differ."""
+    gates: list[bool] = []
+    decide = graph_pass._overwrite_residuals
+
+    def noting(graph: torch.fx.Graph) -> None:
+        calls: Any = graph.find_nodes(op="call_function", target=operator())
+        gates.extend(each.args[NORMALISATION] is not None for each in calls)
+        decide(graph)
+
+    monkeypatch.setattr(graph_pass, "_overwrite_residuals", noting)
+    model, x = nn.Sequential(Gated(), Gated(gate=nn.Hardswish())).eval(), torch.randn(batch, 24, 13, 11)
+    compiled = torch.compile(model, backend=backend.polyconv, options=options)
+    agree(compiled, model, x)
+    assert gates.count(True) == (2 if batch == 1 else 0)
 
 
 def test_generated_calls_and_changing_sizes() -> None:

@@ -303,7 +303,10 @@ void ConvolveJoined(const Layer& l, const Handle* inputs, int64_t count, const V
   Require(l.engine == static_cast<int64_t>(Lanes::kPointwise) && l.taps_h * l.taps_w == 1 && l.groups == 1 &&
               l.top == 0 && l.bottom == 0 && l.left == 0 && l.right == 0,
           "only 1x1 layers without borders and groups join tensors");
-  Require(normalisation.numel() == 2 * l.inputs, "a joined input has a factor and a summand per channel");
+  const bool shifts = normalisation.numel() == 2 * l.inputs;
+  Require(shifts || (normalisation.numel() == l.inputs && normalisation.dim() == 4 && normalisation.stride(1) == 1) ||
+              (normalisation.numel() == l.inputs && normalisation.dim() == 1),
+          "a joined input has a factor and a summand per channel, or a factor alone");
   std::vector<JoinedInput::Part> parts;
   int channels = 0;
   for (const Handle* input = inputs; input < inputs + count; input++) {
@@ -320,12 +323,14 @@ void ConvolveJoined(const Layer& l, const Handle* inputs, int64_t count, const V
   conv.epilogue = epilogue;
   const float* scale = normalisation.const_data_ptr<float>();
   const float least = (l.flags & kClamped) != 0 ? 0.0f : -std::numeric_limits<float>::infinity();
-  FindJoined(TheSet())(conv, {parts, scale, scale + channels, least}, weights.const_data_ptr<float>(), TheRuntime());
+  const std::vector<float> zeros(shifts ? 0 : channels);
+  FindJoined(TheSet())(conv, {parts, scale, shifts ? scale + channels : zeros.data(), least},
+                       weights.const_data_ptr<float>(), TheRuntime());
 }
 
 // The operator as a C shim of Inductor's (polyconv/inductor/layer.py), but that it throws. `weights` has the layout of
 // transform_weights; for depthwise layers it is the weight with channels innermost. `normalisation`: factors and
-// summands of the joined channels of all inputs. Without it, there is one input.
+// summands of the joined channels of all inputs, or factors alone. Without it, there is one input.
 void CompiledConvolution(const Handle* inputs, int64_t input_count, Handle weights_handle, const Handle* bias,
                          const Handle* residual, const Handle* normalisation, const int64_t* numbers, int64_t count,
                          double a, double b, Handle* result) {

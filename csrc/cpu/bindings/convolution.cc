@@ -63,18 +63,29 @@ std::size_t WeightsSize(const Plan& plan, const Convolution& conv) {
   return plan.kernels->weights_size(conv);
 }
 
+// Lets one call take all groups of a forward pass, if the plan has kernels for that. Returns the groups that are left.
+int Together(Plan& plan, Convolution& first, int groups) {
+  if (plan.lanes != Lanes::kPointwise) return groups;
+  const SchemeKernels* together = FindGroups(TheSet(), first, groups);
+  if (together == nullptr) return groups;
+  plan.kernels = together;
+  first.out_channels *= groups;
+  return 1;
+}
+
 // Transformed weights for a forward `convolve`. They depend on instruction set, weights and algorithm only.
 Tensor TransformWeightsOp(const Tensor& x, const Tensor& w, const Tensor& y,
                           const std::vector<int64_t>& geometry_numbers, const std::vector<int64_t>& plan_numbers) {
   const FloatControl flush;
   const Geometry geometry = ReadGeometry(geometry_numbers);
-  const Plan plan = ReadPlan(plan_numbers);
-  const Convolution first = DescribeForward(x, w, y, geometry);
+  Plan plan = ReadPlan(plan_numbers);
+  Convolution first = DescribeForward(x, w, y, geometry);
+  const int groups = Together(plan, first, geometry.groups);
   const std::size_t size = WeightsSize(plan, first);
-  Tensor transformed = torch::stable::new_empty(w, {static_cast<int64_t>(size) * geometry.groups});
+  Tensor transformed = torch::stable::new_empty(w, {static_cast<int64_t>(size) * groups});
   float* target = transformed.mutable_data_ptr<float>();
-  AdviseHugePages(target, size * geometry.groups * sizeof(float));
-  for (int group = 0; group < geometry.groups; group++) {
+  AdviseHugePages(target, size * groups * sizeof(float));
+  for (int group = 0; group < groups; group++) {
     plan.kernels->transform_weights(OfGroup(first, group, false), target + group * size, TheRuntime());
   }
   return transformed;
@@ -195,13 +206,14 @@ void ConvolveForward(const View& x, const View& w, const std::optional<View>& bi
       ConvolveForward(of.a.view, weight, std::nullopt, sum, geometry, plan_numbers, packed, {}, packed_only);
     });
   }
-  const Plan plan = ReadPlan(plan_numbers);
+  Plan plan = ReadPlan(plan_numbers);
   Convolution first = DescribeForward(x, w, y, geometry);
+  const int groups = Together(plan, first, geometry.groups);
   if (bias.has_value()) first.bias = bias->const_data_ptr<float>();
   first.epilogue = epilogue;
   AdviseHugePages(first.y, static_cast<std::size_t>(y.numel()) * sizeof(float));
   const float* kept = transformed.has_value() ? transformed->const_data_ptr<float>() : nullptr;
-  RunGroups(first, geometry.groups, false, plan, kept);
+  RunGroups(first, groups, false, plan, kept);
 }
 
 STABLE_TORCH_LIBRARY(polyconv_cpu, m) {

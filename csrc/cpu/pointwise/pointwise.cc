@@ -9,6 +9,7 @@
 #define HWY_TARGET_INCLUDE "pointwise/pointwise.cc"
 #include <hwy/foreach_target.h>  // includes this file again, once per target
 // must come after foreach_target.h
+#include "pointwise/groups-inl.h"
 #include "pointwise/product-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -17,6 +18,12 @@ namespace HWY_NAMESPACE {
 
 const SchemeKernels* FindPointwiseHere() {
   return &kPointwiseKernels;
+}
+
+// As many terms as are summed at a time without groups, so that the bound of errors is the same.
+const SchemeKernels* FindGroupsHere(const ConvolutionShape& group) {
+  const int channels = group.in_channels, terms = channels * group.taps_h * group.taps_w;
+  return kLanes % channels == 0 && terms <= kMostTerms ? &kGroupsKernels : nullptr;
 }
 
 RunJoined FindJoinedHere() {
@@ -44,6 +51,13 @@ bool IsPointwise(const ConvolutionShape& conv) {
 
 const SchemeKernels* FindPointwise(InstructionSet set) {
   POLYCONV_CALL_TARGET(set, FindPointwiseHere);
+}
+
+const SchemeKernels* FindGroups(InstructionSet set, const ConvolutionShape& group, int groups) {
+  const bool few = group.in_channels > 1 && group.in_channels <= 8 && group.out_channels == group.in_channels;
+  if (groups == 1 || !few || group.x_channel != 1 || group.y_channel != 1) return nullptr;
+  const auto find = [&] { POLYCONV_CALL_TARGET(set, FindGroupsHere, group); };
+  return find();
 }
 
 RunJoined FindJoined(InstructionSet set) {

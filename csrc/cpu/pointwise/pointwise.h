@@ -17,6 +17,10 @@ bool CopiesInput(const ConvolutionShape& conv);
 
 const SchemeKernels* FindPointwise(InstructionSet set);
 
+// Kernels that take all groups of a forward pass together, if vectors of output channels cover several groups; null if
+// they do not. `group`: one of them. The weights are those of a convolution with out_channels of all groups.
+const SchemeKernels* FindGroups(InstructionSet set, const ConvolutionShape& group, int groups);
+
 // Input of a 1x1 layer: tensors whose channels follow one another, normalised and clamped from below. Blocks of it are
 // computed when they are multiplied, and stay in L2.
 struct JoinedInput {

@@ -221,6 +221,8 @@ def _call(layer: Layer, one: CpuCandidate | None) -> Callable[[list[Tensor]], An
     def written(inputs: list[Tensor]) -> Tensor:
         if prologue is None:
             return inputs[0]
+        if prologue.gate is not None:
+            return inputs[0] * prologue.normalisation.view(-1, 1, 1)
         return torch.cat(inputs, 1).relu_() if len(inputs) > 1 else inputs[0].relu()
 
     if one is None:
@@ -283,7 +285,7 @@ def _key(layer: Layer) -> str:
     if not layer.packed.is_mkldnn:
         parts.append("against an unpacked weight")
     if layer.prologue is not None:
-        parts.append(f"of {len(layer.prologue.parts)} normalised tensors")
+        parts.append(f"of {layer.prologue}")
     return ", ".join(parts)
 
 

@@ -139,7 +139,9 @@ def _replace(gm: GraphModule, graph: Graph, layer: Layer, choice: Choice, number
             bias = _constant(gm, graph, f"_polyconv_bias_{number}", shuffle.reordered(layer.bias_value))
         inputs: tuple[Any, ...] = ([layer.x], None)
         if prologue is not None:
-            normalisation = _constant(gm, graph, f"_polyconv_normalisation_{number}", prologue.normalisation)
+            normalisation = prologue.gate
+            if normalisation is None:
+                normalisation = _constant(gm, graph, f"_polyconv_normalisation_{number}", prologue.normalisation)
             inputs = (prologue.parts, normalisation)
         arguments = (inputs[0], constant, bias, epilogue.residual, inputs[1], layer.numbers(choice.candidate))
         call = graph.call_function(operator(), (*arguments, *epilogue.activation.ab))
@@ -226,5 +228,5 @@ def _in_words(layer: Layer) -> str:
     epilogue = layer.epilogue
     fused = ["residual"] if epilogue.residual is not None else []
     fused += [epilogue.activation] if epilogue.activation is not Activation.NONE else []
-    joined = "" if layer.prologue is None else f" of {len(layer.prologue.parts)} normalised tensors"
+    joined = "" if layer.prologue is None else f" of {layer.prologue}"
     return f"{layer.problem}{joined}" + (f" with {' and '.join(fused)}" if fused else "")

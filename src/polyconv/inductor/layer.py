@@ -23,8 +23,8 @@ from .prologues import Prologue, prologue_of
 
 NUMBERS = 19
 """Numbers of a layer in a call of ``compiled_convolution``; a chain of layers has those of each."""
-RESIDUAL, LAYER = 3, 5
-"""Places of the residual and of the layers' numbers among the arguments."""
+RESIDUAL, NORMALISATION, LAYER = 3, 4, 5
+"""Places of the residual, of the normalisation or gate, and of the layers' numbers among the arguments."""
 FLAGS = 17
 """Place of the flags among the numbers of a layer."""
 _CLAMPED, OVERWRITES = 1, 2
@@ -175,7 +175,9 @@ def operator() -> Any:
     native.is_available()  # defines it
     torch.library.register_fake("polyconv_cpu::compiled_convolution", _fake)
     found = torch.ops.polyconv_cpu.compiled_convolution.default
-    needs_channels_last(found, (0, RESIDUAL), lambda arguments: [RESIDUAL] * overwrites_residual(arguments[LAYER]))
+    needs_channels_last(
+        found, (0, RESIDUAL, NORMALISATION), lambda arguments: [RESIDUAL] * overwrites_residual(arguments[LAYER])
+    )
     return found
 
 

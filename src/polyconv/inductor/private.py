@@ -136,7 +136,7 @@ def with_constants(gm: GraphModule, inputs: Sequence[Any], positions: Sequence[i
 def needs_channels_last(
     operator: Any, positions: Sequence[int], overwritten: Callable[[Sequence[Any]], Sequence[int]]
 ) -> None:
-    """Make Inductor pass these arguments of an operator, tensors or lists of them, in channels_last. ``overwritten``
+    """Make Inductor pass these arguments of an operator, images or lists of them, in channels_last. ``overwritten``
     tells from the arguments which of them share memory with the output, so that Inductor must not reuse it."""
     from torch._inductor import ir, lowering
     from torch._inductor.virtualized import V
@@ -144,7 +144,8 @@ def needs_channels_last(
     def ordered(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
             return [ordered(each) for each in value]
-        return None if value is None else ir.ExternKernel.require_stride_order(value, NHWC)
+        is_image = value is not None and len(value.get_size()) == len(NHWC)
+        return ir.ExternKernel.require_stride_order(value, NHWC) if is_image else value
 
     def constrain(node: Node, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         passed = list(args)

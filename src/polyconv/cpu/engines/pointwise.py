@@ -1,7 +1,8 @@
 """Pointwise engine (``csrc/cpu/pointwise``): convolutions on channels_last tensors as a matrix product.
 
 Rows of the product are pixels, read and written in place; its columns are output channels. It sums over all taps, of
-which a 1x1 convolution has one. The input gradient is such a product, too.
+which a 1x1 convolution has one. The input gradient is such a product, too. Groups of 2, 4 or 8 channels are computed
+together in forward passes: their outputs share vectors.
 
 In half precision it takes 1x1 convolutions of either layout: blocks of pixels are widened to channels_last copies that
 stay in a core's cache, and their sums are rounded once.
@@ -31,6 +32,9 @@ NAME = "pointwise"
 
 MOST_TAPS = 1024
 """Largest number of taps: the kernels list an address of every pixel for each."""
+
+MOST_SHARED, MOST_TERMS = 8, 512
+"""Most channels of a group whose outputs share a vector with those of others, and most terms of its sums."""
 
 CONVERTED_CYCLES = 0.4
 """Cycles per element of a block that is widened or rounded, on its way from or to memory."""
@@ -70,7 +74,8 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
     if why_not is not None:
         yield CpuCandidate(NAME, "direct", direct=True, refusal=why_not)
         return
-    weight_cycles, cycles = (problem.groups * count for count in _cycles(problem, device.lanes))
+    calls = ceil_div(problem.groups, _groups_together(problem, device.lanes))
+    weight_cycles, cycles = (calls * count for count in _cycles(problem, device.lanes))
     yield CpuCandidate(
         NAME,
         "direct",
@@ -117,13 +122,24 @@ def _error(problem: Problem) -> float:
     return error_of(problem, None, count, (native.longest_sum(NAME, 0, count),)) + rounding_error(problem)
 
 
+def _groups_together(problem: Problem, lanes: int) -> int:
+    """Groups whose outputs share a vector (``csrc/cpu/pointwise/groups-inl.h``); 1 if each has vectors of its own."""
+    c, k = problem.channels_per_group
+    few = problem.groups > 1 and 1 < c == k <= MOST_SHARED and lanes % c == 0
+    if not few or problem.kind is not Pass.FPROP or c * prod(problem.kernel) > MOST_TERMS:
+        return 1
+    return lanes // c
+
+
 def _cycles(problem: Problem, lanes: int) -> tuple[float, float]:
-    """Estimated cycles on one core for one group: to pack the weights, and for the rest. Fitted on a machine with
-    AVX-512."""
+    """Estimated cycles on one core for one group, or for those that share a vector: to pack the weights, and for the
+    rest. Fitted on a machine with AVX-512."""
     c, k = problem.channels_per_group if problem.kind is Pass.FPROP else problem.channels_per_group[::-1]
-    terms, vectors, pixels = c * prod(problem.kernel), ceil_div(k, lanes), problem.batch * prod(problem.out_size)
+    together = _groups_together(problem, lanes)
+    terms, pixels = c * prod(problem.kernel), problem.batch * prod(problem.out_size)
+    vectors, per_term = ceil_div(together * k, lanes), 0.6 if together == 1 else 1.0
     converted = prod(problem.x_shape) + prod(problem.y_shape) if problem.dtype in HALF_DTYPES else 0
     return (
         12.0 * terms * vectors,
-        (0.6 * terms + 6.0) * vectors * pixels + READ_AGAIN * terms * vectors + CONVERTED_CYCLES * converted,
+        (per_term * terms + 6.0) * vectors * pixels + READ_AGAIN * terms * vectors + CONVERTED_CYCLES * converted,
     )
