@@ -32,9 +32,15 @@ namespace HWY_NAMESPACE {
 
 // Most units of a register tile by its number of vectors of output channels: as many as registers allow, beside the
 // weights and one broadcast factor. Listed units, each with an offset in a register: as in the weight gradient.
-// Adjacent units: wide tiles load least per multiply-add.
+// Adjacent units: wide tiles load least per multiply-add. NEON has a vector of factors per unit.
+#if HWY_TARGET == HWY_NEON
+inline constexpr int kListedUnits[] = {0, 14, 9, 7};
+#else
 inline constexpr int kListedUnits[] = {0, kSumRows, kSumRows, kSumRows};
-#if HWY_TARGET <= HWY_AVX3
+#endif
+#if HWY_TARGET == HWY_NEON
+inline constexpr int kAdjacentUnits[] = {0, 14, 9, 7, 5};
+#elif HWY_TARGET <= HWY_AVX3
 inline constexpr int kAdjacentUnits[] = {0, 16, 14, 9, 6};
 #else
 inline constexpr int kAdjacentUnits[] = {0, 12, 6, 4};
@@ -92,7 +98,20 @@ HWY_NOINLINE void SumChannels(const UnitProducts& op, float* target, std::size_t
   const float* ahead = op.ahead;
   for (int tap = 0; tap < op.tap_count; tap++) {
     const float* x = op.x + op.taps[tap];
+#if HWY_TARGET == HWY_NEON
+    const int more = op.more_ahead * kLanes;
+    for (int whole = op.channels / kLanes; whole > 0; whole--, x += op.vector_pitch) {
+      for (const int line : {0, more / 2, more}) hwy::Prefetch(ahead + line);
+      Floats factors[kUnits];
+      POLYCONV_UNROLL
+      for (int u = 0; u < kUnits; u++) factors[u] = Load(x + unit[u]);
+      AddTerms(factors, weights, sum);
+      weights += kLanes * kVectors * kLanes, ahead += kLanes * kLanes + more;
+    }
+    for (int left = op.channels % kLanes; left > 0; left = 0) {
+#else
     for (int left = op.channels; left > 0; left -= kLanes, x += op.vector_pitch) {
+#endif
       const int lanes = std::min(left, kLanes);
       for (int i = 0; i < op.more_ahead; i++, ahead += kLanes) hwy::Prefetch(ahead);
       for (int lane = 0; lane < lanes; lane++, weights += kVectors * kLanes, ahead += kLanes) {

@@ -314,17 +314,18 @@ class ChannelGradient {
     return operands > 0 ? operands : form.panels().chunk_size();
   }
 
-  // A range of the broadcast channels, in whole vectors, with its own sums.
+  // A range of the broadcast channels, in whole vectors and whole register tiles, with its own sums.
+  static constexpr int kRangeRows = std::max(kLanes, kSumRows);
   struct RowRange {
     int first_row;
     SumLayout layout;
   };
-  int row_vectors() const { return CeilDiv(layout_.layout.rows, kLanes); }
-  RowRange Rows(int first_vector, int last_vector) const {
-    const int first = first_vector * kLanes, last = std::min(last_vector * kLanes, layout_.layout.rows);
+  int row_ranges() const { return CeilDiv(layout_.layout.rows, kRangeRows); }
+  RowRange Rows(int begin, int end) const {
+    const int first = begin * kRangeRows, last = std::min(end * kRangeRows, layout_.layout.rows);
     return {first, {last - first, layout_.layout.vectors}};
   }
-  RowRange AllRows() const { return Rows(0, row_vectors()); }
+  RowRange AllRows() const { return Rows(0, row_ranges()); }
 
   // One matrix of one chunk: sums = or += its products.
   void Multiply(int chunk, int matrix, const RowRange& range, const float* packed, const float* operands, float* sums,
@@ -424,13 +425,13 @@ class ChannelGradient {
 
   // Products of a slab. There are enough items for many threads, each with its own accumulators.
   void MultiplySlab(int first, int count, const float* operands, float* sums, const Runtime& runtime) const {
-    const int matrices = form_.matrices() * Form::kGroups, vectors = row_vectors();
-    const int parts = std::min(vectors, CeilDiv(128, matrices));
+    const int matrices = form_.matrices() * Form::kGroups, ranges = row_ranges();
+    const int parts = std::min(ranges, CeilDiv(128, matrices));
     runtime.parallel_for(std::int64_t{matrices} * parts, [&](std::int64_t begin, std::int64_t end) {
       const StageTimer timer(Stage::kProducts);
       for (std::int64_t item = begin; item < end; item++) {
         const int matrix = static_cast<int>(item / parts), part = static_cast<int>(item % parts);
-        const RowRange range = Rows(vectors * part / parts, vectors * (part + 1) / parts);
+        const RowRange range = Rows(ranges * part / parts, ranges * (part + 1) / parts);
         float* place = sums + matrix * layout_.layout.size() + layout_.layout.TileOffset(range.first_row, 0);
         MultiplyChunks(first, count, matrix, range, operands, place);
       }
@@ -440,14 +441,14 @@ class ChannelGradient {
   // Products of all chunks, which form one slab, and dw from them, one range of channels after another.
   void MultiplyAndFinish(const float* operands, const Runtime& runtime) const {
     constexpr int kRanges = 16;  // enough for many threads
-    const int matrices = form_.matrices() * Form::kGroups, vectors = row_vectors();
-    const double vector_bytes = sizeof(float) * matrices * static_cast<double>(Rows(0, 1).layout.size());
-    const int fitting = std::max(1, static_cast<int>(kSumsInCache * static_cast<double>(L2Bytes()) / vector_bytes));
-    const int each = std::min(fitting, CeilDiv(vectors, kRanges));
-    runtime.parallel_for(CeilDiv(vectors, each), [&](std::int64_t begin, std::int64_t end) {
+    const int matrices = form_.matrices() * Form::kGroups, ranges = row_ranges();
+    const double range_bytes = sizeof(float) * matrices * static_cast<double>(Rows(0, 1).layout.size());
+    const int fitting = std::max(1, static_cast<int>(kSumsInCache * static_cast<double>(L2Bytes()) / range_bytes));
+    const int each = std::min(fitting, CeilDiv(ranges, kRanges));
+    runtime.parallel_for(CeilDiv(ranges, each), [&](std::int64_t begin, std::int64_t end) {
       float* sums = Scratch::OfThread().Get(matrices * Rows(0, each).layout.size());
       for (int part = static_cast<int>(begin); part < end; part++) {
-        const RowRange range = Rows(part * each, std::min((part + 1) * each, vectors));
+        const RowRange range = Rows(part * each, std::min((part + 1) * each, ranges));
         {
           const StageTimer timer(Stage::kProducts);
           for (int matrix = 0; matrix < matrices; matrix++) {

@@ -16,14 +16,14 @@ namespace polyconv {
 namespace HWY_NAMESPACE {
 
 // A register tile is up to kSumRows broadcast channels x kSumVectors vectors of channels.
-#if HWY_TARGET <= HWY_AVX3
+#if POLYCONV_REGISTERS == 32
 inline constexpr int kSumRows = 8;
 #else
 inline constexpr int kSumRows = 4;
 #endif
 inline constexpr int kSumVectors = 3;
 
-// Rows of the next tile if `remaining` are left: a power of two, so that no tile straddles two vectors.
+// Rows of the next tile if `remaining` are left: a power of two, so that a tile has whole vectors or a part of one.
 constexpr int NextRows(int remaining) {
   int rows = 1;
   while (rows < remaining && rows < kSumRows) rows *= 2;
@@ -70,6 +70,14 @@ HWY_NOINLINE void SumTile(const ProductBlock& block, float* HWY_RESTRICT sums, b
       Floats in[kVectors];
       POLYCONV_UNROLL
       for (int v = 0; v < kVectors; v++) in[v] = hn::Load(kFloats, b + v * vector_pitch);
+#if HWY_TARGET == HWY_NEON
+      if constexpr (kRows % kLanes == 0) {
+        const std::size_t pitch = block.rows.vector_pitch;
+        POLYCONV_UNROLL
+        for (int r = 0; r < kRows; r += kLanes) AddRows<kVectors>(Load(a + r / kLanes * pitch), in, sum + r);
+        continue;
+      }
+#endif
       POLYCONV_UNROLL
       for (int r = 0; r < kRows; r++) {
         const Floats factor = Broadcast(a[r]);

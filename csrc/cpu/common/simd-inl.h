@@ -13,6 +13,14 @@
 
 #define POLYCONV_UNROLL _Pragma("GCC unroll 16")
 
+// Vector registers of the instruction set, for which register tiles are cut.
+#undef POLYCONV_REGISTERS
+#if HWY_TARGET <= HWY_AVX3 || HWY_TARGET == HWY_NEON
+#define POLYCONV_REGISTERS 32
+#else
+#define POLYCONV_REGISTERS 16
+#endif
+
 HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
@@ -35,6 +43,37 @@ HWY_INLINE void StoreAligned(float* p, Floats v) {
 HWY_INLINE Floats Broadcast(float value) {
   return hn::Set(kFloats, value);
 }
+
+#if HWY_TARGET == HWY_NEON
+// NEON multiplies by a lane of a vector. Broadcasting a factor would take one of the pipelines that multiply.
+template <int kLane>
+HWY_INLINE Floats MulAddLane(Floats factors, Floats v, Floats sum) {
+  return Floats(vfmaq_laneq_f32(sum.raw, v.raw, factors.raw, kLane));
+}
+
+// sums[i] += factors[i] * in, for the rows i of a tile from kLane on.
+template <int kVectors, int kLane = 0>
+HWY_INLINE void AddRows(Floats factors, const Floats (&in)[kVectors], Floats (*sums)[kVectors]) {
+  POLYCONV_UNROLL
+  for (int v = 0; v < kVectors; v++) sums[kLane][v] = MulAddLane<kLane>(factors, in[v], sums[kLane][v]);
+  if constexpr (kLane + 1 < kLanes) AddRows<kVectors, kLane + 1>(factors, in, sums);
+}
+
+// sums[i] += factors[i][t] * weights[t], for all rows i and the terms t from kLane on.
+template <int kRows, int kVectors, int kLane = 0>
+HWY_INLINE void AddTerms(const Floats (&factors)[kRows], const float* HWY_RESTRICT weights,
+                         Floats (&sums)[kRows][kVectors]) {
+  Floats w[kVectors];
+  POLYCONV_UNROLL
+  for (int v = 0; v < kVectors; v++) w[v] = Load(weights + (kLane * kVectors + v) * kLanes);
+  POLYCONV_UNROLL
+  for (int i = 0; i < kRows; i++) {
+    POLYCONV_UNROLL
+    for (int v = 0; v < kVectors; v++) sums[i][v] = MulAddLane<kLane>(factors[i], w[v], sums[i][v]);
+  }
+  if constexpr (kLane + 1 < kLanes) AddTerms<kRows, kVectors, kLane + 1>(factors, weights, sums);
+}
+#endif
 
 // Loads the lanes [first, last), and zeros elsewhere. Memory outside of them is not accessed.
 HWY_INLINE Floats LoadBetween(const float* p, int first, int last) {

@@ -48,7 +48,7 @@ HWY_INLINE Floats LoadChannels(const float* p, int channels) {
 class DepthwisePixels {
   // Register tile.
   static constexpr int kTileRows = 2;
-#if HWY_TARGET <= HWY_AVX3
+#if POLYCONV_REGISTERS == 32
   static constexpr int kTilePixels = 8;
 #else
   static constexpr int kTilePixels = 4;

@@ -95,7 +95,11 @@ class DepthwisePlanes {
   static constexpr int kMostPositions = 64 * 64;  // of a padded plane, which has to stay in L1
   static constexpr int kMostPlanes = 8;
   static constexpr int kFloatsAtATime = 4096;  // packed: half of a small L1
-  static constexpr int kMostVectors = 8;       // of a register tile
+#if HWY_TARGET == HWY_NEON                     // short vectors: addresses and a weight are shared by as many floats
+  static constexpr int kMostVectors = 16;      // of a register tile
+#else
+  static constexpr int kMostVectors = 8;  // of a register tile
+#endif
   static constexpr int kSlack = (kMostVectors + 2) * kLanes;
 
   // Outputs of one residue class of rows and one of columns, and their taps.

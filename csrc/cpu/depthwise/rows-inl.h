@@ -26,7 +26,7 @@ namespace HWY_NAMESPACE {
 // A register tile is kTileRows output rows x up to kTileColumns vectors of output columns. Each vector that is loaded
 // is used for kTileRows rows, each weight for kTileColumns vectors.
 inline constexpr int kTileRows = 4;
-#if HWY_TARGET <= HWY_AVX3
+#if POLYCONV_REGISTERS == 32
 inline constexpr int kTileColumns = 4;
 #else
 inline constexpr int kTileColumns = 2;
@@ -50,9 +50,22 @@ template <int kVectors, int kFirst, int kLast>
 HWY_INLINE void AddTap(const Floats (&in)[kVectors], const float* weights, int taps_w, RowSums<kVectors>& sums) {
   POLYCONV_UNROLL
   for (int row = kFirst; row <= kLast; row++) {
+#if HWY_TARGET == HWY_NEON
+    // gcc would broadcast weights as it loads them, which takes one of the pipelines that multiply, and would keep more of
+    // them than there are registers where all tap columns are unrolled.
+    float weight = weights[-row * taps_w];
+    if (__builtin_constant_p(taps_w) && taps_w > 3) {
+      asm volatile("ldr %s0, %1" : "=w"(weight) : "m"(weights[-row * taps_w]));
+    } else {
+      asm("" : "+w"(weight));
+    }
+    POLYCONV_UNROLL
+    for (int z = 0; z < kVectors; z++) sums[row][z] = Floats(vfmaq_n_f32(sums[row][z].raw, in[z].raw, weight));
+#else
     const Floats weight = Broadcast(weights[-row * taps_w]);
     POLYCONV_UNROLL
     for (int z = 0; z < kVectors; z++) sums[row][z] = hn::MulAdd(weight, in[z], sums[row][z]);
+#endif
   }
 }
 
@@ -431,7 +444,7 @@ class DepthwiseRows {
         return ComputeTile<1>(tile, column);
       case 2:
         return ComputeTile<2>(tile, column);
-#if HWY_TARGET <= HWY_AVX3
+#if POLYCONV_REGISTERS == 32
       case 3:
         return ComputeTile<3>(tile, column);
       default:

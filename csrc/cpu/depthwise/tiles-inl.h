@@ -83,10 +83,10 @@ class DepthwiseTiles {
 
  private:
   static constexpr int kFewPixels = 4;
-#if HWY_TARGET <= HWY_AVX3
+#if POLYCONV_REGISTERS == 32
   static constexpr int kMostRows = 2;
 #else
-  static constexpr int kMostRows = 1;  // two would not fit into 16 registers
+  static constexpr int kMostRows = 1;  // two would not fit
 #endif
 
   struct Span {

@@ -23,7 +23,7 @@ namespace HWY_NAMESPACE {
 
 // A register tile is up to kGradientRows x kGradientColumns taps. Down a column of vectors, each vector of x that is
 // loaded is multiplied with the last few vectors of dy, which stay in registers.
-#if HWY_TARGET <= HWY_AVX3
+#if POLYCONV_REGISTERS == 32
 inline constexpr int kGradientRows = 5, kGradientColumns = 4;
 #else
 inline constexpr int kGradientRows = 3, kGradientColumns = 3;
@@ -55,7 +55,27 @@ HWY_NOINLINE void AddGradients(const GradientTile& tile) {
     Floats dy[kRows];  // of the output rows t, t - 1, ...
     POLYCONV_UNROLL
     for (int q = 0; q < kRows; q++) dy[q] = hn::Zero(kFloats);
-    for (int t = 0; t < tile.rows + kRows - 1; t++) {
+    int t = 0;
+#if HWY_TARGET == HWY_NEON
+    // Whole turns of a ring, without copies among registers, which take the pipelines that multiply.
+    std::int32_t offsets[kColumns];
+    for (int s = 0; s < kColumns; s++) offsets[s] = tile.offsets[s] + z * kLanes;
+    for (; t < tile.rows; t += kRows) {
+      POLYCONV_UNROLL
+      for (int turn = 0; turn < kRows; turn++) {
+        const int last = kRows - 1 - turn;  // the place of the oldest row
+        dy[last] = Load(tile.dy[(t + turn) * tile.dy_step] + z * kLanes);
+        const float* line = tile.x[(t + turn) * tile.x_step];
+        POLYCONV_UNROLL
+        for (int s = 0; s < kColumns; s++) {
+          const Floats x = Load(line + offsets[s]);
+          POLYCONV_UNROLL
+          for (int q = 0; q < kRows; q++) sums[q][s] = hn::MulAdd(x, dy[(last + q) % kRows], sums[q][s]);
+        }
+      }
+    }
+#endif
+    for (; t < tile.rows + kRows - 1; t++) {
       POLYCONV_UNROLL
       for (int q = kRows - 1; q > 0; q--) dy[q] = dy[q - 1];
       dy[0] = Load(tile.dy[t * tile.dy_step] + z * kLanes);
@@ -68,7 +88,14 @@ HWY_NOINLINE void AddGradients(const GradientTile& tile) {
       }
     }
   }
+#if HWY_TARGET == HWY_NEON
+  // Otherwise gcc keeps the sums in memory, too.
+  POLYCONV_UNROLL
+#endif
   for (int q = 0; q < kRows; q++) {
+#if HWY_TARGET == HWY_NEON
+    POLYCONV_UNROLL
+#endif
     for (int s = 0; s < kColumns; s++) {
       tile.totals[q * tile.totals_pitch + s] += static_cast<double>(hn::GetLane(hn::SumOfLanes(kFloats, sums[q][s])));
     }
@@ -84,7 +111,7 @@ HWY_INLINE void AddGradients(int columns, const GradientTile& tile) {
       return AddGradients<kRows, 2>(tile);
     case 3:
       return AddGradients<kRows, 3>(tile);
-#if HWY_TARGET <= HWY_AVX3
+#if POLYCONV_REGISTERS == 32
     default:
       return AddGradients<kRows, 4>(tile);
 #endif
@@ -99,7 +126,7 @@ HWY_INLINE void AddGradients(int rows, int columns, const GradientTile& tile) {
       return AddGradients<2>(columns, tile);
     case 3:
       return AddGradients<3>(columns, tile);
-#if HWY_TARGET <= HWY_AVX3
+#if POLYCONV_REGISTERS == 32
     case 4:
       return AddGradients<4>(columns, tile);
     default:

@@ -39,7 +39,9 @@ namespace HWY_NAMESPACE {
 
 // Pixels of a register tile by its vectors of output channels. All sums, the weights of one term and a factor are in
 // registers, and so are the addresses of all pixels.
-#if HWY_TARGET <= HWY_AVX3
+#if HWY_TARGET == HWY_NEON  // a vector of factors per pixel
+inline constexpr int kTileRows[] = {0, 14, 9, 7, 5};
+#elif HWY_TARGET <= HWY_AVX3
 inline constexpr int kTileRows[] = {0, 11, 11, 9, 6};
 #else
 inline constexpr int kTileRows[] = {0, 10, 6, 4};
@@ -155,7 +157,22 @@ HWY_NOINLINE void SumTile(const TileProducts& op, const Finish& finish) {
     const float* x[kRows];
     POLYCONV_UNROLL
     for (int r = 0; r < kRows; r++) x[r] = run[r] + end;
-    for (std::ptrdiff_t i = begin - end; i < 0; i++, weights += kStep, ahead += kLine, later += pace) {
+    std::ptrdiff_t i = begin - end;
+#if HWY_TARGET == HWY_NEON
+    for (; i + kLanes <= 0; i += kLanes, later += kLanes * pace) {
+      POLYCONV_UNROLL
+      for (int r = 0; r < kRows * kLanes; r += kLine, ahead += kLine) hwy::Prefetch(ahead);
+      hwy::Prefetch(later);
+      hwy::Prefetch(later + 2 * pace);
+      Floats factors[kRows];
+      POLYCONV_UNROLL
+      for (int r = 0; r < kRows; r++) factors[r] = Load(x[r] + i);
+      AddTerms(factors, weights, sum);
+      POLYCONV_UNROLL
+      for (int v = 0; v < kVectors; v++, weights += kLine) hwy::Prefetch(weights + kAhead);
+    }
+#endif
+    for (; i < 0; i++, weights += kStep, ahead += kLine, later += pace) {
       hwy::Prefetch(ahead);
       hwy::Prefetch(later);
       Floats w[kVectors];

@@ -22,7 +22,7 @@ namespace polyconv {
 namespace HWY_NAMESPACE {
 
 // Registers for outputs of a tile, and for neighbouring taps of a weight gradient.
-#if HWY_TARGET <= HWY_AVX3
+#if POLYCONV_REGISTERS == 32
 inline constexpr int kTileVectors = 8, kTileTaps = 8;
 #else
 inline constexpr int kTileVectors = 4, kTileTaps = 4;

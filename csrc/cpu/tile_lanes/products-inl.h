@@ -13,8 +13,8 @@ namespace polyconv {
 namespace HWY_NAMESPACE {
 
 // A register tile is kTileChannels output channels x up to kTileVectors vectors of units. 8 x 3 sums, 3 inputs and a
-// weight fill the 32 registers of AVX-512; the 16 registers of the others hold 4 x 3.
-#if HWY_TARGET <= HWY_AVX3
+// weight (NEON: two vectors of weights) fill 32 registers; 16 registers hold 4 x 3.
+#if POLYCONV_REGISTERS == 32
 inline constexpr int kTileChannels = 8;
 #else
 inline constexpr int kTileChannels = 4;
@@ -38,12 +38,17 @@ HWY_INLINE void MultiplyAddChannel(Sums<kVectors>& sums, const float* HWY_RESTRI
   Floats in[kVectors];
   POLYCONV_UNROLL
   for (int z = 0; z < kVectors; z++) in[z] = Load(input + z * kLanes);
+#if HWY_TARGET == HWY_NEON
+  POLYCONV_UNROLL
+  for (int k = 0; k < kTileChannels; k += kLanes) AddRows<kVectors>(Load(weights + k), in, sums + k);
+#else
   POLYCONV_UNROLL
   for (int k = 0; k < kTileChannels; k++) {
     const Floats weight = Broadcast(weights[k]);
     POLYCONV_UNROLL
     for (int z = 0; z < kVectors; z++) sums[k][z] = hn::MulAdd(weight, in[z], sums[k][z]);
   }
+#endif
 }
 
 // sums += weights[channel][k] * input[channel][lane]. Most of the run time is spent in this loop.
@@ -56,7 +61,7 @@ template <int kVectors>
 HWY_INLINE void MultiplyAdd(Sums<kVectors>& sums, const float* HWY_RESTRICT weights, [[maybe_unused]] const float* next,
                             const float* HWY_RESTRICT input, int channels, std::size_t channel_pitch) {
   int c = 0;
-#if HWY_TARGET <= HWY_AVX3
+#if POLYCONV_REGISTERS == 32
   const std::ptrdiff_t ahead = next - weights;
   for (; c + 2 <= channels; c += 2, weights += 2 * kTileChannels, input += 2 * channel_pitch) {
     if constexpr (kVectors > 1) __builtin_prefetch(weights + ahead);

@@ -32,9 +32,8 @@ class CpuDevice:
 
     @property
     def tile_channels(self) -> int:
-        """Output channels of a register tile: AVX-512 has 32 registers, the other sets of x86 have 16. NEON's
-        tiles are cut for 16 of its 32."""
-        return 8 if self.instruction_set == "avx512" else 4
+        """Output channels of a register tile: AVX-512 and NEON have 32 registers, the others 16."""
+        return 8 if self.instruction_set in ("avx512", "neon") else 4
 
     def __str__(self) -> str:
         return (
