@@ -73,7 +73,7 @@ def test_layers_and_passes_are_decided_one_by_one(name: str, gpu: str, kind: Pas
     assert isinstance(plan, AtenPlan) is not ours
     assert plan.passthrough is not ours
     own = planned(replace(problem, torch_format=""), device)
-    assert ours == (own_us(own, problem, device) * margin(problem) <= expected_us(problem, device))
+    assert ours == (own_us(own, problem, device) * margin(problem, device) <= expected_us(problem, device))
     assert (
         f"modelled {own.cost_us:.0f} us, and {expected_us(problem, device):.0f} expected of PyTorch" in plan.explain()
     )

@@ -26,9 +26,10 @@ from .volumes import CudaVolumePlan, planned
 AHEAD = 1.3
 """Least expected speed-up for polyconv's plan to run. The cost model agrees with counted times within 15 %, and
 published times are up to 25 % below the time that is expected of PyTorch. The errors are independent."""
-AHEAD_LAST = 1.9
-"""The same for dense layers of half precision in channels_last. The share of the peak that is expected of PyTorch is a
-mean over a network; single layers are said to reach 0.6 to 0.7. polyconv's kernels were counted, not simulated."""
+AHEAD_IN_HALF = 1.9
+"""The same for dense layers of half precision in channels_last, and in any layout from sm_80 on. The share of the peak
+that is expected of PyTorch is a mean over a network; single layers are said to reach 0.6 to 0.7. polyconv's kernels were
+counted, not simulated, on sm_80 for a few layers only: a strided input gradient takes 2.6 times as long as modelled."""
 CAST_EFFICIENCY = 0.7
 """Share of the bandwidth that casts between half precision and float32 reach."""
 
@@ -212,7 +213,7 @@ def chosen(
     if prefer is not None and prefer.name in (ours.choice, ATEN):
         leave, why = prefer.name == ATEN, prefer.source
     else:
-        ahead = margin(problem)
+        ahead = margin(problem, device)
         leave = mine * ahead > theirs
         why = f"polyconv's {ours.name} is {'not ' if leave else ''}ahead by {ahead:.1f}: {both}"
     offers = () if _is_widened(problem) else ours.candidates  # trials would see the copies in float32
@@ -224,10 +225,10 @@ def chosen(
     return replace(ours, candidates=rest, preference=ours.preference or why)
 
 
-def margin(problem: Problem) -> float:
+def margin(problem: Problem, device: CudaDevice) -> float:
     """Least expected speed-up for polyconv's plan to run."""
     on_tensor_cores = problem.torch_format in HALF_DTYPES and CLASSES[class_of(problem)].tensor > 0
-    return AHEAD_LAST if on_tensor_cores and _is_channels_last(problem) else AHEAD
+    return AHEAD_IN_HALF if on_tensor_cores and (has_tf32(device) or _is_channels_last(problem)) else AHEAD
 
 
 def why_not_aten(problem: Problem, device: CudaDevice) -> str | None:
