@@ -29,7 +29,7 @@ published times are up to 25 % below the time that is expected of PyTorch. The e
 AHEAD_IN_HALF = 1.9
 """The same for dense layers of half precision in channels_last, and in any layout from sm_80 on. The share of the peak
 that is expected of PyTorch is a mean over a network; single layers are said to reach 0.6 to 0.7. polyconv's kernels
-were counted, not simulated, and on sm_80 in a few layers only: one strided gradient takes 2.6 times as long as modelled."""
+were counted, not simulated, and on sm_80 in a few layers only: one strided gradient takes 2.6 times its estimate."""
 CAST_EFFICIENCY = 0.7
 """Share of the bandwidth that casts between half precision and float32 reach."""
 
