@@ -58,6 +58,7 @@ FLAGS = [
     "-g0",
     "-fPIC",
     "-fvisibility=hidden",
+    "-ffunction-sections",  # for function_order
     "-fno-math-errno",
     "-ffp-contract=fast",
     "-Wall",
