@@ -96,7 +96,7 @@ def _text(args: argparse.Namespace) -> str:
     arch = ";".join(re.sub(r"sm_(\d+)(\d)", r"\1.\2", arch) for arch in args.archs or ())
     if args.board:
         if args.workload or args.module or args.simple or _options.given(args):
-            raise ExportError("--board is a file of its own: only --device and --arch are given beside it")
+            raise ExportError("--board writes a whole file: of the other options, only --device and --arch go with it")
         return board_file(DEVICES[args.device], arch=arch)
     if not args.simple:
         options = {"forward_only": args.forward_only, "tensor_cores": args.tensor_cores}
