@@ -6,8 +6,8 @@
       {"model": "GenuineIntel 6 85", "measured": "2026-11-16T07:00:00Z",
        "environment": {"device": "cpu", "name": "Intel(R) Xeon(R)", "instruction_set": "avx512", "threads": 1, ...},
        "records": [
-        ["fprop", "nhwc", [8, 64, 56, 56, 64, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0], 2081.3, 5.1e6,
-         [["F(4,3) x F(4,3), channel lanes", 1, 1204.5, 3.9e6], ...]], ...]}]}
+        ["fprop","nhwc",[8,64,56,56,64,3,3,1,1,1,1,1,1,1,1,1,0],2081.3,5.1e6,
+         [["F(4,3) x F(4,3), channel lanes",1,1204.5,3.9e6], ...]], ...]}]}
 
 A record holds the pass, the layout, the numbers of :data:`NUMBERS`, ATen's time [us] and estimated cycles, and for each
 polyconv kernel the candidate, whether its weight was cached, time and cycles. The estimates are those of the cost model
@@ -144,14 +144,14 @@ def load(path: Path) -> tuple[Section, ...]:
 
 
 def text(sections: Iterable[Section]) -> str:
-    """Serialise with one line per problem, for readable diffs."""
+    """Serialise with one line per problem, for readable diffs, and without spaces, for small wheels."""
     listed = ",\n".join(map(_section_text, sections))
     return f'{{"format": "polyconv {KIND}", "schema": {SCHEMA}, "sections": [\n{listed}\n]}}\n'
 
 
 def _section_text(section: Section) -> str:
     head = {"model": section.model, "measured": section.measured, "environment": dict(section.environment)}
-    records = ",\n".join(f"  {json.dumps(_as_json(record))}" for record in section.records)
+    records = ",\n".join(f"  {json.dumps(_as_json(record), separators=(',', ':'))}" for record in section.records)
     return f' {json.dumps(head)[:-1]}, "records": [\n{records}\n ]}}'
 
 

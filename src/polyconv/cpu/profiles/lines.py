@@ -46,16 +46,16 @@ class Lines(Sequence[Record]):
 
     def of_pass(self, kind: Pass) -> Iterator[tuple[Room, Place, Callable[[], Errors]]]:
         """Room and place of each problem of a pass, with a callable for :meth:`.profile.Record.errors`."""
-        before, after = f'  ["{kind}", "', len(f'  ["{kind}", "nchw", [')
+        before, after = f'  ["{kind}","', len(f'  ["{kind}","nchw",[')
         places = self._places
         for line in self._lines:
             if line.startswith(before):
-                convolution, _, times = line[after:].partition("], ")
-                numbers = convolution[:-3]  # without the bias
+                convolution, _, times = line[after:].partition("],")
+                numbers = convolution[:-2]  # without the bias
                 found = places.get(numbers)
                 if found is None:
                     found = places[numbers] = _place(numbers)
-                yield (kind, found[1][line[after - 7] == "h"]), found[0], _Errors(times)
+                yield (kind, found[1][line[after - 6] == "h"]), found[0], _Errors(times)
 
     @property
     def _all(self) -> Sequence[Record]:
@@ -77,7 +77,7 @@ class Lines(Sequence[Record]):
 def _place(numbers: str) -> tuple[Place, tuple[bool, bool]]:
     """Place of a problem and, for nchw and nhwc, :func:`.profile.is_channels_last`; from the numbers of a line
     (:data:`.file.NUMBERS`) without the bias."""
-    n, c, h, w, k, r, s, down, across, top, bottom, left, right, d_h, d_w, groups = map(int, numbers.split(", "))
+    n, c, h, w, k, r, s, down, across, top, bottom, left, right, d_h, d_w, groups = map(int, numbers.split(","))
     out = (h + top + bottom - d_h * (r - 1) - 1) // down + 1, (w + left + right - d_w * (s - 1) - 1) // across + 1
     place = place_at((c // groups, k // groups), groups, n, out, (r, s), down * across, d_h * d_w)
     if c > 1:
