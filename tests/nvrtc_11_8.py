@@ -35,4 +35,8 @@ template <class Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel kernel, cudaFuncAttribute attribute, int value) {
   return cudaSuccess;
 }
+template <class Kernel>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, Kernel* kernel) {
+  return cudaSuccess;
+}
 """

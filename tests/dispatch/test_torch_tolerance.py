@@ -19,10 +19,8 @@ from polyconv.settings import Settings, checked_tolerance
 
 @pytest.fixture(params=[True, False], ids=["TF32 allowed", "float32"])
 def allowed(request: pytest.FixtureRequest) -> Iterator[bool]:
-    before = cudnn.allow_tf32
-    cudnn.allow_tf32 = request.param
-    yield request.param
-    cudnn.allow_tf32 = before
+    with cudnn.flags(enabled=True, allow_tf32=request.param):
+        yield request.param
 
 
 def test_flags_of_the_call_decide(allowed: bool) -> None:

@@ -106,9 +106,13 @@ def test_a_plan_for_a_gpu_is_explained(kind: Pass, device: str) -> None:
 
 
 def test_half_precision_on_a_gpu_is_summed_in_full() -> None:
-    model = polyconv.Conv3d(8, 8, 3).half()
-    text = str(polyconv.explain(model, (1, 8, 5, 9, 9), device="v100"))
-    assert "widened to float32 (no kernel takes it in half precision) and rounded to float16 once" in text
+    """Slices are not rounded before they are added: they are stacked, or widened where a stack has too few channels."""
+    for channels, words in (
+        (4, "widened to float32 (no kernel takes it in half precision) and rounded to float16 once"),
+        (8, "runs stacked inputs on Tesla V100"),
+    ):
+        model = polyconv.Conv3d(channels, channels, 3).half()
+        assert words in str(polyconv.explain(model, (1, channels, 5, 9, 9), device="v100"))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

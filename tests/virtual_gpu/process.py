@@ -10,19 +10,14 @@ import pickle
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from fake_cuda.library import driver_folder
 
 _HERE = Path(__file__).resolve().parent
 _REPOSITORY = _HERE.parents[1]
-_SERVER = forkserver.ForkServer()
-"""Has imported PyTorch and found the fake driver's folder; children are forks of it. Their environments differ."""
-_SERVER.set_forkserver_preload(["torch"])
 _IMPORT_PATH = (_HERE.parent, _REPOSITORY / "tools", _REPOSITORY / "src")
 
 
@@ -58,18 +53,16 @@ def run_in_virtual_gpu(
 
 class _Child:
     def __init__(self, environment: dict[str, str]) -> None:
-        context = multiprocessing.get_context("forkserver")
-        self._connection, other = context.Pipe()
+        self._connection, other = multiprocessing.get_context("spawn").Pipe()
+        self._process = multiprocessing.get_context("spawn").Process(target=_serve, args=(other,), daemon=True)
         search = [str(driver_folder()), os.environ.get("LD_LIBRARY_PATH", "")]
         path = [str(folder) for folder in _IMPORT_PATH] + [os.environ.get("PYTHONPATH", "")]
         with _environment(
             LD_LIBRARY_PATH=os.pathsep.join(filter(None, search)),
             PYTHONPATH=os.pathsep.join(filter(None, path)),
+            **environment,
         ):
-            variables = {**os.environ, **environment}
-            self._process = context.Process(target=_serve, args=(other, variables), daemon=True)
-            with patch.object(forkserver, "connect_to_new_process", _SERVER.connect_to_new_process):
-                self._process.start()
+            self._process.start()
         other.close()
 
     @property
@@ -107,10 +100,8 @@ def _stop_shared() -> None:
         _shared.stop()
 
 
-def _serve(connection: Connection, environment: dict[str, str]) -> None:
+def _serve(connection: Connection) -> None:
     """Body of the child: answer calls until the parent is gone."""
-    os.environ.clear()
-    os.environ.update(environment)
     sys.path[:0] = [str(folder) for folder in _IMPORT_PATH if str(folder) not in sys.path]
     while True:
         try:

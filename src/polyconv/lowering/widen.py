@@ -18,11 +18,10 @@ from ..backend import Run
 from ..problem import HALF_DTYPES, RESULTS, PaddingMode, Pass, Problem, Shape, Strides, dense_strides
 from .base import Rewrite
 from .epilogue import per_channel
-from .volume_stack import Side, stack
-from .volume_sum import volume_sum
 
 if TYPE_CHECKING:
     from .extreme_geometry import Reduction
+    from .volume_stack import Side
 
 
 def has_no_half_kernel(problem: Problem, reduction: Reduction | None, backend: str) -> bool:
@@ -50,6 +49,9 @@ def _has_no_stack(problem: Problem) -> bool:
     """Whether a volume is no single sum of half-precision problems: slices would be rounded before they are added."""
     if min(problem.channels_per_group) < _LEAST_CHANNELS:
         return True
+    from .volume_stack import stack  # for volumes alone: these modules are not part of the package's import
+    from .volume_sum import volume_sum
+
     side: Side = "y" if problem.kind is Pass.DGRAD else "x"
     return bool(volume_sum(problem).additions) and isinstance(stack(problem, side, _STACK_BYTES), str)
 

@@ -268,7 +268,11 @@ def test_the_processor_is_asked_for_its_name_once(tmp_path: Path) -> None:
     ("text", "name", "model"),
     [
         ("vendor_id : V\ncpu family : 6\nmodel : 85\nmodel name : X\n", "X", "V 6 85"),
-        ("processor\t: 0\nCPU implementer\t: 0x41\nCPU variant\t: 0x3\nCPU part\t: 0xd0c\n", *["ARM 0x41 0xd0c"] * 2),
+        (
+            "processor\t: 0\nCPU implementer\t: 0x41\nCPU variant\t: 0x3\nCPU part\t: 0xd0c\n",
+            "Neoverse N1",
+            "ARM 0x41 0xd0c",
+        ),
         ("processor : 0\n", "CPU", "? ? ?"),
     ],
     ids=["x86", "ARM", "unknown"],
