@@ -1,7 +1,7 @@
 // Convolutions of groups of a few channels on channels_last tensors: a vector of output channels covers several groups.
 //
 // An output needs every input of its group. Step d of a tap multiplies the input, whose lanes are rotated by d within
-// each group, by the weights in the same order: no lane is idle, as most are if each group has vectors of its own.
+// each group, by the weights in the same order. So all lanes compute; with a vector per group most lanes would be idle.
 #if defined(POLYCONV_CPU_POINTWISE_GROUPS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef POLYCONV_CPU_POINTWISE_GROUPS_INL_H_
 #undef POLYCONV_CPU_POINTWISE_GROUPS_INL_H_
@@ -100,7 +100,7 @@ class GroupedProduct {
     return first + (lane + d) % conv_.in_channels;
   }
 
-  // Lines of input that so many rows of outputs read.
+  // Lines of input that a block of output rows reads.
   int Lines(int rows) const { return (rows - 1) * conv_.stride_h + (conv_.taps_h - 1) * conv_.dilation_h + 1; }
 
   void RunBand(std::int64_t image, int first, int vector, float* lines, float* sums) const {

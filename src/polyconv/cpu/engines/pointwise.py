@@ -123,7 +123,7 @@ def _error(problem: Problem) -> float:
 
 
 def _groups_together(problem: Problem, lanes: int) -> int:
-    """Groups whose outputs share a vector (``csrc/cpu/pointwise/groups-inl.h``); 1 if each has vectors of its own."""
+    """Groups whose outputs share a vector (``csrc/cpu/pointwise/groups-inl.h``); 1 if none do."""
     c, k = problem.channels_per_group
     few = problem.groups > 1 and 1 < c == k <= MOST_SHARED and lanes % c == 0
     if not few or problem.kind is not Pass.FPROP or c * prod(problem.kernel) > MOST_TERMS:
