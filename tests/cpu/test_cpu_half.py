@@ -335,6 +335,40 @@ def test_transformed_weights_are_kept(dtype: torch.dtype) -> None:
         w.data.copy_(torch.randn(w.shape))  # does not move the version counter
 
 
+@pytest.mark.parametrize(
+    ("x_shape", "w_shape", "stride", "padding"),
+    [
+        ((3, 12, 6, 1), (15, 4, 3, 4), (4, 5), (1, 3)),
+        ((2, 48, 9, 4), (24, 16, 5, 4), (4, 5), (0, 3)),
+        ((2, 16, 16, 3), (8, 16, 3, 7), (1, 5), (0, 2)),
+    ],
+    ids=str,
+)
+def test_memory_beside_the_tensors_does_not_matter(x_shape: Any, w_shape: Any, stride: Any, padding: Any) -> None:
+    """Of any candidate: oneDNN's kernels for AMX read beyond rows that are no longer than a strided kernel."""
+
+    def among_nans(t: Tensor) -> Tensor:
+        around = torch.full((t.numel() + 4000,), float("nan"), dtype=t.dtype)
+        return around[2000 : 2000 + t.numel()].view(t.shape).copy_(t)
+
+    x, w = torch.randn(x_shape).bfloat16(), torch.randn(w_shape).bfloat16()
+    groups = x_shape[1] // w_shape[1]
+    exact = [x.double().requires_grad_(), w.double().requires_grad_()]
+    y = F.conv2d(*exact, stride=stride, padding=padding, groups=groups)
+    dy = torch.randn(y.shape).bfloat16()
+    dx, dw = torch.autograd.grad(y, exact, dy.double())
+    results = {Pass.FPROP: ("y", y.detach()), Pass.DGRAD: ("x", dx), Pass.WGRAD: ("dw", dw)}
+    sides = (padding[0], padding[0], padding[1], padding[1])
+    for kind, (written, expected) in results.items():
+        more = {"stride": stride, "padding": sides, "groups": groups, "dtype": "bfloat16"}
+        given = Problem.make(kind, x_shape, w_shape, **more)
+        for name in [one.name for one in plan_cpu(given).candidates if one.cost is not None]:
+            tensors = {"x": among_nans(x), "w": among_nans(w), "y": among_nans(dy)}
+            tensors[written] = poisoned(expected.shape, dtype=torch.bfloat16)
+            plan_cpu(given, prefer=Preference(name)).prepared(None)(tensors)
+            close(tensors[written], expected)
+
+
 @pytest.mark.parametrize("scale", [1.0, 2e-16, 1e-39], ids=["ordinary", "tiny", "denormal"])
 def test_every_candidate_with_the_weight_cache(scale: float) -> None:
     """PyTorch's convolution in bfloat16 may give zeros: AVX512_BF16 and AMX read denormal operands as zero."""

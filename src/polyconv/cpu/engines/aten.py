@@ -45,15 +45,20 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
         direct=True,
         cycles=direct_cycles(problem, device) + len(apart) * _pass_cycles(problem, device),
         error=partial(_error, problem),
-        refusal=_no_half_kernel(problem.dtype) if problem.dtype in HALF_ROUNDING and native.takes(problem) else None,
+        refusal=_why_not_in_half(problem) if problem.dtype in HALF_ROUNDING and native.takes(problem) else None,
     )
 
 
-def _no_half_kernel(dtype: str) -> str | None:
-    """Refusal of a dtype for which ATen has only its reference path on this processor."""
-    if _runs_in_onednn(dtype):
-        return None
-    return f"this processor has no instructions for PyTorch's {dtype} kernels: its reference path would run"
+def _why_not_in_half(problem: Problem) -> str | None:
+    """Refusal of a half-precision problem for which ATen has only its reference path on this processor, or whose oneDNN
+    kernel may be wrong: with AMX, NaNs in memory beside the tensors were found to reach the result."""
+    dtype = problem.dtype
+    if not _runs_in_onednn(dtype):
+        return f"this processor has no instructions for PyTorch's {dtype} kernels: its reference path would run"
+    reach = (problem.kernel[-1] - 1) * problem.dilation[-1] + 1
+    if dtype == "bfloat16" and problem.stride[-1] > 1 and any(problem.padding[-2:]) and reach >= problem.in_size[-1]:
+        return "oneDNN's bfloat16 kernels may read beyond padded rows that are no longer than a strided kernel"
+    return None
 
 
 def prepare(chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None) -> Run:
