@@ -140,9 +140,10 @@ def _resident(problem: Problem, chosen: CudaCandidate, device: CudaDevice) -> in
 
 
 def _tensor(problem: Problem, chosen: Fp16x3Candidate, device: CudaDevice) -> Launching:
-    """fp16x3 on GPUs that have the instruction in hardware, the direct kernels elsewhere."""
+    """fp16x3 on GPUs that have the instruction in hardware, the direct kernels elsewhere. Without a transform along W,
+    the exported file of problem 63 was found to give wrong results on an A100: another family is exported."""
     pair = _only_pair(problem)
-    if pair is None:
+    if pair is None or chosen.w.points == 1:
         return launching(problem, chosen_for(problem, device), device)
     h, w = pair
     direction, constants = _direction(problem, h, w)
