@@ -34,7 +34,7 @@ def write_script(module: Path, script: Path) -> None:
         return
     functions = _functions(module)
     names = [name for index in similar_together([code for _, code in functions]) for name in functions[index][0]]
-    # Each function has a section of its own (-ffunction-sections).
+    # The compiler put each function into a separate section (-ffunction-sections), which the script can place.
     placed = "".join(f"*(.text.{name})\n" for name in names)
     script.write_text(f"{stamp}SECTIONS {{ .text.ordered : {{\n{placed}}} }} INSERT BEFORE .text;\n")
 

@@ -265,7 +265,7 @@ def cuda_passes() -> dict[str, Callable[..., Any]]:
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize(("axes", "groups"), [(2, 6), (3, 6), (3, 1)], ids=["depthwise", "depthwise volume", "volume"])
 def test_widened_results_are_rounded_once(axes: int, groups: int, last: bool, dtype: torch.dtype) -> None:
-    """No depthwise kernel has so many phases, and a sum of slices is rounded once at the end."""
+    """No depthwise kernel has a stride above 8, and a sum of slices is rounded once at the end."""
     x = torch.randn(2, 6, *(7, 8, 5)[:axes], dtype=dtype).to(memory_format=LAYOUTS[axes][last])
     w, bias = torch.randn(6, 6 // groups, *[3] * axes, dtype=dtype), torch.randn(6, dtype=dtype)
     ones, stride = (1,) * axes, (9 if axes == 2 else 1,) * axes

@@ -113,10 +113,7 @@ class UNet(nn.Module):
         for level, down in enumerate(self.down):
             x = down(self.pool(x) if level else x)
             seen.append(x)
-        seen.pop()
-        for up, after in zip(self.up, self.after, strict=True):
-            x = after(torch.cat([up(x), seen.pop()], 1))
-        y: Tensor = self.last(x)
+        y: Tensor = self.last(_decoded(seen, self.up, self.after))
         return y
 
     def _twice(self, c: int, k: int) -> nn.Sequential:
@@ -129,6 +126,14 @@ class UNet(nn.Module):
     def _made(self, name: str, *sizes: int, **options: Any) -> nn.Module:
         module: nn.Module = getattr(nn, f"{name}{self.axes}d")(*sizes, **options)
         return module
+
+
+def _decoded(seen: list[Tensor], ups: nn.ModuleList, afters: nn.ModuleList) -> Tensor:
+    """The decoder of a U-Net: upsamples the coarsest result, and joins it with the next finer one, level by level."""
+    x = seen.pop()
+    for up, after in zip(ups, afters, strict=True):
+        x = after(torch.cat([up(x), seen.pop()], 1))
+    return x
 
 
 def unet(width: int = 32) -> nn.Module:
@@ -306,10 +311,7 @@ class NnUNet(nn.Module):
         for down in self.down:
             x = down(x)
             seen.append(x)
-        seen.pop()
-        for up, after in zip(self.up, self.after, strict=True):
-            x = after(torch.cat([up(x), seen.pop()], 1))
-        y: Tensor = self.last(x)
+        y: Tensor = self.last(_decoded(seen, self.up, self.after))
         return y
 
     def _layer(self, c: int, k: int, stride: int = 1) -> nn.Sequential:

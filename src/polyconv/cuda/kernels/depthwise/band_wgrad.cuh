@@ -6,8 +6,8 @@
 //
 // A block owns one channel and one slice of the (image, tile) pairs; a tile has 32 rows and 56 columns of dy. At the end
 // it adds its warps' sums in a fixed order and writes a partial sum; implicit_gemm/split_k_reduce.cuh adds the slices.
-// dy is also summed: the bias gradient. Shared memory: the source tile, and every row of dy twice: in words of two
-// columns, and so shifted by one column. Grid: x = slice, y = output channel.
+// The sum of dy is the bias gradient. Shared memory: the source tile, and two copies of each row of dy as words of two
+// columns, the second copy shifted by one column. Grid: x = slice, y = output channel.
 #pragma once
 
 #include "depthwise/band.cuh"
@@ -38,8 +38,9 @@ struct BFloat16BandWgradParams : BandWgradParamsOf<BFloat16> {};
 template <int kTapsH, int kTapsW, class Element, class Params>
 __device__ __forceinline__ void depthwise_band_wgrad(const Params& p) {
   constexpr int kThreads = 128, kWarps = kThreads / 32, kRows = 32, kColumns = 56, kSourceRows = kRows + 6;
-  constexpr int kPitch = 72, kShifted = 48, kBefore = 4;  // in halves, and in words: rows of dy begin with zeros
-  constexpr int kTaps = kTapsH * kTapsW, kSums = 2;       // independent accumulators
+  constexpr int kPitch = 72;                 // of a source row, in halves
+  constexpr int kShifted = 48, kBefore = 4;  // start of the shifted copy of a row of dy, and leading zeros, in words
+  constexpr int kTaps = kTapsH * kTapsW, kSums = 2;  // independent accumulators
   static_assert(kTapsH <= 7 && kTapsW <= 7, "made for other sizes");
   __shared__ __align__(16) u32 source[kSourceRows][kPitch / 2];
   __shared__ u32 gradient[kRows][2 * kShifted];
