@@ -99,6 +99,11 @@ class PaddingMode(Word):
     CIRCULAR = "circular"
 
 
+def tolerance_text(tolerance: float) -> str:
+    """A problem's tolerance as a user writes it."""
+    return f"{tolerance:g}" if tolerance >= 0 else "torch"
+
+
 def output_extent(extent: int, before: int, after: int, kernel: int, stride: int, dilation: int) -> int:
     """Number of outputs along one axis: positions of the kernel within the padded extent."""
     return (extent + before + after - dilation * (kernel - 1) - 1) // stride + 1

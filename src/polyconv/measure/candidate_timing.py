@@ -17,7 +17,7 @@ from ..autotune.preferences import Decision
 from ..autotune.tuning_file import Entry
 from ..backend import Backend
 from ..cpu.engines import aten
-from ..problem import Pass, Problem
+from ..problem import Pass, Problem, tolerance_text
 from ..runtime.frozen_weights import mark_frozen
 from ..selection import TRIALS
 from ..util import tf32
@@ -124,8 +124,8 @@ def contest(
         if error <= max(problem.tolerance, AS_PYTORCH * (rounding if problem.tolerance >= 0 else torch_error)):
             return Outcome(decision, Entry(name, seconds, torch_seconds), error, torch_error)
     raise InexactError(
-        f"no candidate for {problem} keeps the tolerance {problem.tolerance:g} on this data (the last one strayed by "
-        f"{error:.1e}, PyTorch by {torch_error:.1e}): {', '.join(seconds)}"
+        f"no candidate for {problem} keeps the tolerance {tolerance_text(problem.tolerance)} on this data (the last "
+        f"one strayed by {error:.1e}, PyTorch by {torch_error:.1e}): {', '.join(seconds)}"
     )
 
 

@@ -220,6 +220,18 @@ def test_the_tolerance_is_no_smaller_than_needed() -> None:
         assert polyconv.audit(conv, x).ok(1e-5) == kept
 
 
+def test_pytorchs_error_as_a_tolerance() -> None:
+    """Its name is printed, not the number that stands for it, and smaller tolerances are tried from its value down."""
+    conv, x = polyconv.Conv2d(16, 64, 3, padding=1, tolerance="torch").eval(), torch.randn(1, 16, 32, 32)
+    row = only(polyconv.audit(conv, x))
+    report = polyconv.audit(conv, x, limit=row.error / 1.001)
+    assert "  torch -> " in str(report)
+    tried = only(report).remedy
+    assert tried is not None
+    assert tried.plan != row.plan
+    assert tried.tolerance is None or 0 <= tried.tolerance < row.predicted
+
+
 def test_a_limit_that_nothing_keeps() -> None:
     conv, x = fast().eval(), torch.randn(IMAGE)
     report = polyconv.audit(conv, x, limit=1e-9)

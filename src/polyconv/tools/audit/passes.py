@@ -107,7 +107,9 @@ def _stricter(ran: Ran, plan: Plan) -> Iterator[tuple[float, Plan]]:
     direct = preferences.plan(ran.backend, replace(ran.problem, tolerance=0.0), inference=ran.inference)
     tolerance = ran.problem.tolerance
     while plan.choice != direct.choice:
-        tolerance = nextafter(min(tolerance, plan.predicted_error), 0.0)
+        # A negative tolerance stands for PyTorch's error, which the planner has kept.
+        kept = plan.predicted_error if tolerance < 0 else min(tolerance, plan.predicted_error)
+        tolerance = nextafter(kept, 0.0)
         asked = replace(ran.problem, tolerance=tolerance)
         plan = preferences.plan(ran.backend, asked, inference=ran.inference, w=ran.tensors.get("w"))
         if plan.predicted_error > tolerance:  # only direct summation may exceed the tolerance

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from ...problem import Pass
+from ...problem import Pass, tolerance_text
 from ...util.console import TableReport
 from .figures import Figures
 from .passes import Limits, Remedy
@@ -154,12 +154,12 @@ def _label(name: str) -> str:
 def _cells(row: Row) -> list[str]:
     wanted = ""
     if row.remedy is not None:
-        wanted = " -> " + ("none" if row.remedy.tolerance is None else f"{row.remedy.tolerance:g}")
+        wanted = " -> " + ("none" if row.remedy.tolerance is None else tolerance_text(row.remedy.tolerance))
     return [
         _label(row.layer),
         row.kind if row.calls == 1 else f"{row.kind}, {row.calls} calls",
         row.plan,
-        f"{row.tolerance:g}{wanted}",
+        tolerance_text(row.tolerance) + wanted,
         f"{row.predicted:.1e}",
         f"x {row.concentration:.1f}",
         f"{row.error:.1e}",
