@@ -134,8 +134,8 @@ def test_a_section_is_added_to_one_of_the_same_environment(tmp_path: Path) -> No
 DAMAGED = {
     "no JSON": (b"{", "is not JSON"),
     "another file": (b'{"format": "polyconv tuning"}', "is not a profile file of polyconv's"),
-    "a later one": (b'{"format": "polyconv profile", "schema": 2, "sections": []}', "has schema 2"),
-    "no sections": (b'{"format": "polyconv profile", "schema": 1}', 'it has no "sections"'),
+    "a later one": (b'{"format": "polyconv profile", "schema": 3, "sections": []}', "has schema 3"),
+    "no sections": (b'{"format": "polyconv profile", "schema": 2}', 'it has no "sections"'),
 }
 
 
@@ -151,12 +151,16 @@ def test_what_is_no_profile_is_refused_in_words(tmp_path: Path, data: bytes, wor
 
 
 RECORDS = {
-    "too few numbers": [*("fprop", "nchw"), [1, 2], 1.0, 1.0, []],
-    "another pass": ["sideways", "nchw", [1] * 17, 1.0, 1.0, []],
-    "no time": ["fprop", "nchw", [1] * 17, 0.0, 1.0, []],
-    "a text": ["fprop", "nchw", [1] * 17, "1", 1.0, []],
+    "too few numbers": ["fprop", "nchw", [1, 2], 1.0, 1.0, 0, 1.0, 1.0],
+    "another pass": ["sideways", "nchw", [1] * 17, 1.0, 1.0, 0, 1.0, 1.0],
+    "no time": ["fprop", "nchw", [1] * 17, 0.0, 1.0, 0, 1.0, 1.0],
+    "a text": ["fprop", "nchw", [1] * 17, "1", 1.0, 0, 1.0, 1.0],
     "no list": 7,
-    "no groups": ["fprop", "nchw", [*[1] * 15, 0, 0], 1.0, 1.0, []],
+    "no groups": ["fprop", "nchw", [*[1] * 15, 0, 0], 1.0, 1.0, 0, 1.0, 1.0],
+    "no such kernels": ["fprop", "nchw", [1] * 17, 1.0, 1.0, 1],
+    "kernels from the end": ["fprop", "nchw", [1] * 17, 1.0, 1.0, -1, 1.0, 1.0],
+    "no cycles of a kernel": ["fprop", "nchw", [1] * 17, 1.0, 1.0, 0, 1.0],
+    "another time": ["fprop", "nchw", [1] * 17, 1.0, 1.0, 0, 1.0, 1.0, 1.0],
 }
 
 
@@ -165,6 +169,14 @@ def test_a_damaged_record_is_named(bad: object) -> None:
     found = json.loads(file.text([section(record(1.0))]))
     found["sections"][0]["records"].append(bad)
     with pytest.raises(ProfileError, match=r"p\.json is damaged: sections\[0\]\.records\[1\]"):
+        file.parse(json.dumps(found).encode(), "p.json")
+
+
+@pytest.mark.parametrize("bad", [7, ["F(4,3)"], [["F(4,3)", 0, 1]]])
+def test_a_damaged_list_of_kernels_is_named(bad: object) -> None:
+    found = json.loads(file.text([section(record(1.0))]))
+    found["sections"][0]["kernels"].append(bad)
+    with pytest.raises(ProfileError, match=r"p\.json is damaged: sections\[0\]\.kernels\[1\]: not a list of kernels"):
         file.parse(json.dumps(found).encode(), "p.json")
 
 

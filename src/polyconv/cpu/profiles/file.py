@@ -2,16 +2,18 @@
 
 ::
 
-    {"format": "polyconv profile", "schema": 1, "sections": [
+    {"format": "polyconv profile", "schema": 2, "sections": [
       {"model": "GenuineIntel 6 85", "measured": "2026-11-16T07:00:00Z",
        "environment": {"device": "cpu", "name": "Intel(R) Xeon(R)", "instruction_set": "avx512", "threads": 1, ...},
+       "kernels": [
+        [["F(4,3) x F(4,3), channel lanes",0],["F(4,3) x F(4,3), channel lanes",1]], ...],
        "records": [
-        ["fprop","nhwc",[8,64,56,56,64,3,3,1,1,1,1,1,1,1,1,1,0],2081.3,5.1e6,
-         [["F(4,3) x F(4,3), channel lanes",1,1204.5,3.9e6], ...]], ...]}]}
+        ["fprop","nhwc",[8,64,56,56,64,3,3,1,1,1,1,1,1,1,1,1,0],2081,5100000,0,1310,1204,4200000,3900000], ...]}]}
 
-A record holds the pass, the layout, the numbers of :data:`NUMBERS`, ATen's time [us] and estimated cycles, and for each
-polyconv kernel the candidate, whether its weight was cached, time and cycles. The estimates are those of the cost model
-at that time, so a file of another version of polyconv is ignored.
+A list of kernels names candidates, and whether the weight was cached; many records share one. A record holds the pass,
+the layout, the numbers of :data:`NUMBERS`, ATen's time [us] and estimated cycles, the index of its list of kernels,
+their times, and their cycles. The estimates are those of the cost model at that time, so a file of another version of
+polyconv is ignored.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from ...util.checked_json import DocumentError, Value
 from .profile import Kernel, Record, Spent, is_channels_last
 
 KIND = "profile"
-SCHEMA = 1
+SCHEMA = 2
 LARGEST = 2**24
 """Largest file size [bytes]."""
 NUMBERS = (
@@ -88,27 +90,43 @@ def _section(section: Value) -> Section:
     for name, kind in (("instruction_set", str), ("threads", int)):
         if type(environment.get(name)) is not kind:
             raise section.wrong(f"its environment has no {name}")
+    kernels = [_kernels(listed) for listed in section.member("kernels").items()]
     return Section(
         section.member("model").text(),
         environment,
-        tuple(map(_record, section.member("records").items())),
+        tuple(_record(record, kernels) for record in section.member("records").items()),
         section.member("measured").text(),
     )
 
 
-def _record(record: Value) -> Record:
+def _kernels(listed: Value) -> tuple[Kernel, ...]:
     try:
-        kind, layout, numbers, torch_time, torch_cycles, kernels = record.found
+        return tuple(Kernel(str(name), bool(kept)) for name, kept in listed.found)
+    except (TypeError, ValueError) as error:
+        raise listed.wrong(f"not a list of kernels ({error})") from None
+
+
+def _record(record: Value, lists: Sequence[tuple[Kernel, ...]]) -> Record:
+    try:
+        kind, layout, numbers, torch_time, torch_cycles, index, *values = record.found
+        if type(index) is not int or not 0 <= index < len(lists) or len(values) != 2 * len(lists[index]):
+            raise ValueError("it does not fit its list of kernels")
         if len(numbers) != _COUNT or any(type(number) is not int or not 0 <= number < 2**31 for number in numbers):
             raise ValueError(f"expected {_COUNT} whole numbers")
         found = Record(
             _problem(Pass(kind), layout, numbers),
             _spent(torch_time, torch_cycles),
-            tuple((Kernel(str(name), bool(kept)), _spent(time, cycles)) for name, kept, time, cycles in kernels),
+            tuple(zip(lists[index], map(_spent, *halves(values)), strict=True)),
         )
     except (TypeError, ValueError, ZeroDivisionError) as error:
         raise record.wrong(f"not a record ({error})") from None
     return found
+
+
+def halves(values: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
+    """Times and cycles of a record's kernels."""
+    count = len(values) // 2
+    return values[:count], values[count:]
 
 
 def _spent(microseconds: float, cycles: float) -> Spent:
@@ -151,19 +169,34 @@ def text(sections: Iterable[Section]) -> str:
 
 def _section_text(section: Section) -> str:
     head = {"model": section.model, "measured": section.measured, "environment": dict(section.environment)}
-    records = ",\n".join(f"  {json.dumps(_as_json(record), separators=(',', ':'))}" for record in section.records)
-    return f' {json.dumps(head)[:-1]}, "records": [\n{records}\n ]}}'
+    lists: dict[tuple[Kernel, ...], int] = {}
+    for record in section.records:
+        lists.setdefault(_kernels_of(record), len(lists))
+    kernels = _lines([[kernel.name, int(kernel.kept)] for kernel in listed] for listed in lists)
+    records = _lines(_as_json(record, lists[_kernels_of(record)]) for record in section.records)
+    return f' {json.dumps(head)[:-1]}, "kernels": [\n{kernels}\n ], "records": [\n{records}\n ]}}'
 
 
-def _as_json(record: Record) -> list[Any]:
+def _lines(values: Iterable[list[Any]]) -> str:
+    return ",\n".join(f"  {json.dumps(value, separators=(',', ':'))}" for value in values)
+
+
+def _kernels_of(record: Record) -> tuple[Kernel, ...]:
+    return tuple(kernel for kernel, _ in record.kernels)
+
+
+def _as_json(record: Record, index: int) -> list[Any]:
     p = record.problem
     shapes = [*p.x_shape, p.out_channels, *p.kernel]
+    spent = [_spent_json(spent) for _, spent in record.kernels]
     return [
         str(p.kind),
         "nhwc" if is_channels_last(p) else "nchw",
         [*shapes, *p.stride, *p.padding, *p.dilation, p.groups, int(p.bias)],
         *_spent_json(record.torch),
-        [[kernel.name, int(kernel.kept), *_spent_json(spent)] for kernel, spent in record.kernels],
+        index,
+        *(time for time, _ in spent),
+        *(cycles for _, cycles in spent),
     ]
 
 

@@ -14,8 +14,8 @@ from math import log
 from typing import overload
 
 from ...problem import Pass
-from .file import ProfileError, Section, parse
-from .profile import Errors, Place, Record, Room, formula_of, place_at
+from .file import ProfileError, Section, halves, parse
+from .profile import Errors, Formula, Place, Record, Room, formula_of, place_at
 
 _RECORDS = '"records": ['
 
@@ -25,7 +25,8 @@ def parse_lines(read: Callable[[], bytes], name: str) -> Section:
     head, _, body = read().decode().partition(_RECORDS)
     try:
         (section,) = json.loads(f"{head}{_RECORDS}]}}]}}")["sections"]
-        records = Lines(body, partial(_all_of, read, name))
+        formulas = [tuple(formula_of(kernel, bool(kept)) for kernel, kept in listed) for listed in section["kernels"]]
+        records = Lines(body, formulas, partial(_all_of, read, name))
         return Section(section["model"], section["environment"], records, section["measured"])
     except (ValueError, LookupError, TypeError) as error:
         raise ProfileError(f"{name} is not a profile of one section ({error})") from None
@@ -37,8 +38,12 @@ def _all_of(read: Callable[[], bytes], name: str) -> Sequence[Record]:
 
 
 class Lines(Sequence[Record]):
-    def __init__(self, body: str, read_all: Callable[[], Sequence[Record]]) -> None:
+    def __init__(
+        self, body: str, formulas: Sequence[tuple[Formula, ...]], read_all: Callable[[], Sequence[Record]]
+    ) -> None:
         self._lines = [line for line in body.splitlines() if line.startswith("  [")]
+        self._formulas = formulas
+        """By a line's index of its list of kernels."""
         self._places: dict[str, tuple[Place, tuple[bool, bool]]] = {}
         """By the numbers of a line, which all passes and layouts of a layer share."""
         self._read_all = read_all
@@ -55,7 +60,7 @@ class Lines(Sequence[Record]):
                 found = places.get(numbers)
                 if found is None:
                     found = places[numbers] = _place(numbers)
-                yield (kind, found[1][line[after - 6] == "h"]), found[0], _Errors(times)
+                yield (kind, found[1][line[after - 6] == "h"]), found[0], _Errors(times, self._formulas)
 
     @property
     def _all(self) -> Sequence[Record]:
@@ -88,18 +93,19 @@ def _place(numbers: str) -> tuple[Place, tuple[bool, bool]]:
 class _Errors:
     """Errors of one line, parsed at the first call."""
 
-    __slots__ = ("_found", "_times")
+    __slots__ = ("_formulas", "_found", "_times")
 
-    def __init__(self, times: str) -> None:
+    def __init__(self, times: str, formulas: Sequence[tuple[Formula, ...]]) -> None:
         self._times = times
+        self._formulas = formulas
         self._found: Errors | None = None
 
     def __call__(self) -> Errors:
         if self._found is None:
-            theirs, estimate, kernels = json.loads(f"[{self._times.rstrip(',')}")
+            theirs, estimate, index, *values = json.loads(f"[{self._times.rstrip(',')}")
             theirs *= 1e-6
             self._found = tuple(
-                (formula_of(name, bool(kept)), log(time * 1e-6 / theirs) - log(cycles / estimate))
-                for name, kept, time, cycles in kernels
+                (formula, log(time * 1e-6 / theirs) - log(cycles / estimate))
+                for formula, time, cycles in zip(self._formulas[index], *halves(values), strict=True)
             )
         return self._found
