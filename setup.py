@@ -3,14 +3,15 @@
 These are the CPU kernels; what launches the kernels of a GPU, for which nothing of CUDA need be installed; the way of a
 module to PyTorch's convolution; and the override of that, which serves only the torch version that it is built with.
 
-They are built by csrc/build.py, as they are for development, where a machine (x86-64, or ARM64 with Linux) has a C++20
-compiler, Highway's headers (Debian: libhwy-dev) and torch:
+They are built by csrc/build.py, as they are for development, where a machine (x86-64 with Linux, ARM64 with Linux or
+macOS) has a C++20 compiler, Highway's headers (Debian: libhwy-dev; or their folder in CPATH) and torch:
 
     pip wheel . --no-build-isolation --no-deps
 
 and the wheel then serves that torch version and later ones, and every Python from 3.10 on. Where one of them is missing
 (in an isolated build there is no torch) the wheel is pure Python, and says so. POLYCONV_BUILD_NATIVE=1 makes a missing
-part an error, POLYCONV_BUILD_NATIVE=0 leaves all out.
+part an error, POLYCONV_BUILD_NATIVE=0 leaves all out. On macOS, where they
+have not run yet, they are built only with 1.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import os
 import platform
 import runpy
+import shlex
 import shutil
 import sys
 from importlib.util import find_spec
@@ -36,17 +38,20 @@ class BuildNative(build_ext):
 
 def missing() -> str | None:
     """What the native kernels cannot be built without, or None."""
-    if sys.platform != "linux":
-        return f"Linux, and this is {sys.platform}"
-    if platform.machine() not in ("x86_64", "AMD64", "aarch64"):
-        return f"an x86-64 or ARM64 processor, and this is {platform.machine()}"
+    if sys.platform not in ("linux", "darwin"):
+        return f"Linux or macOS, and this is {sys.platform}"
+    if sys.platform == "darwin" and os.environ.get("POLYCONV_BUILD_NATIVE") != "1":
+        return "POLYCONV_BUILD_NATIVE=1 on macOS, where they have not run yet"
+    processors = ("x86_64", "aarch64") if sys.platform == "linux" else ("arm64",)
+    if platform.machine() not in processors:
+        return f"{' or '.join(processors)} as the processor of {sys.platform}, and this is {platform.machine()}"
     if find_spec("torch") is None:
         return "torch (build with --no-build-isolation)"
-    if shutil.which(os.environ.get("CXX", "g++")) is None:
+    if shutil.which((shlex.split(os.environ.get("CXX", "")) or ["g++"])[0]) is None:
         return "a C++ compiler"
     includes = [Path("/usr/include"), Path("/usr/local/include"), *map(Path, os.environ.get("CPATH", "").split(":"))]
     if not any((folder / "hwy" / "highway.h").exists() for folder in includes):
-        return "Highway's headers (Debian: apt-get install libhwy-dev)"
+        return "Highway's headers (Debian: apt-get install libhwy-dev; elsewhere name their folder in CPATH)"
     return None
 
 

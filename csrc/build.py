@@ -6,12 +6,13 @@ Modules, as an editable installation imports them: ``src/polyconv/cpu/_native.ab
 of ATen's convolution. Builds with cycle counters or sanitizers (``csrc/sanitize.py``) stay in the build folder. A
 source is compiled again if it, a header that it includes, or the command changed. File times do not matter, so objects
 survive a change of branch and serve copies of the sources. The compiler decides on the processor, x86-64 or ARM64
-(aarch64); modules for another one than this machine's stay in the build folder, too.
+(aarch64), and on the system, Linux or macOS (darwin); modules for another machine than this one stay in the build
+folder, too.
 
     POLYCONV_BUILD_DIR  folder of the objects; build/ beside csrc/ by default
     POLYCONV_TORCH_DIR  folder torch/ of another processor's wheel, for a cross compiler; the installed torch by default
     MAX_JOBS            number of parallel compilers; the number of cores by default
-    CXX                 the compiler; g++ by default
+    CXX                 the compiler, possibly with arguments: "clang++ --target=aarch64-linux-gnu"; g++ by default
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import argparse
 import hashlib
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -49,9 +51,16 @@ BOUNDARIES = "-Wa,-mbranches-within-32B-boundaries"
 to a third of its speed, depending on its address. Not every assembler knows the option."""
 UNSCHEDULED = "-fno-schedule-insns"
 """On ARM, gcc reorders instructions before it allocates registers: loads move up, and register tiles that fill all
-registers are spilled in every step. clang has no such pass and refuses the option."""
+registers are spilled in every step. clang has no such pass."""
 OF_PROCESSOR = {"x86_64": BOUNDARIES, "aarch64": UNSCHEDULED}
 """Processors that the modules are built for, each with an option for compilers that accept it."""
+OF_SYSTEM = {
+    # --as-needed drops unused libraries, which is not every linker's default.
+    "linux": ["-shared", "-Wl,--as-needed"],
+    # Python's functions are those of the program that loads the module.
+    "darwin": ["-bundle", "-undefined", "dynamic_lookup"],
+}
+"""Systems that the modules are built for, each with the linker's options."""
 FLAGS = [
     "-std=c++20",
     "-O3",
@@ -76,18 +85,25 @@ VARIANTS = {
 }
 
 
-def compiler() -> str:
-    return os.environ.get("CXX", "g++")
+def compiler() -> list[str]:
+    """The compiler's command."""
+    return shlex.split(os.environ.get("CXX", "")) or ["g++"]
 
 
 @cache
-def processor() -> str:
-    """The processor that the compiler builds for: ``x86_64`` or ``aarch64``."""
-    told = subprocess.run([compiler(), "-dumpmachine"], capture_output=True, text=True, check=True).stdout.strip()
-    name = told.partition("-")[0]
-    if name not in OF_PROCESSOR:
-        sys.exit(f"{compiler()} compiles for {told}; the native modules are for {' and '.join(OF_PROCESSOR)}")
-    return name
+def target() -> tuple[str, str]:
+    """Processor and system that the compiler builds for, as in :data:`OF_PROCESSOR` and :data:`OF_SYSTEM`."""
+    command = [*compiler(), "-dumpmachine"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    name, system = _processor(told.partition("-")[0]), "linux" if "linux" in told else "darwin"
+    if name not in OF_PROCESSOR or not any(word in told for word in ("linux", "darwin", "macos")):
+        names = f"{' and '.join(OF_PROCESSOR)} with {' and '.join(OF_SYSTEM)}"
+        sys.exit(f"{shlex.join(compiler())} compiles for {told}; the native modules are for {names}")
+    return name, system
+
+
+def _processor(name: str) -> str:
+    return {"arm64": "aarch64"}.get(name, name)  # Apple's name
 
 
 def _torch() -> Path:
@@ -98,7 +114,8 @@ def build(part: str = "cpu", module: Path | None = None, variant: str | None = N
     """Compile stale sources, link, and return the path of the module. By default, variants and modules for another
     processor are linked beside their objects."""
     objects = Path(os.environ.get("POLYCONV_BUILD_DIR") or ROOT / "build").resolve()
-    other = [processor()] if processor() != platform.machine() else []
+    here = _processor(platform.machine()), sys.platform
+    other = [name for name, own in zip(target(), here, strict=True) if name != own]
     objects /= "-".join([part, *other, *(variant.split(",") if variant else [])])
     objects.mkdir(parents=True, exist_ok=True)
     folder = objects if variant or other else ROOT / "src" / "polyconv" / part
@@ -107,12 +124,12 @@ def build(part: str = "cpu", module: Path | None = None, variant: str | None = N
     sources = sorted(source.relative_to(ROOT) for source in (ROOT / "csrc" / part).rglob("*.cc"))
     _compile(part, sources, objects, more_flags)
     module.parent.mkdir(parents=True, exist_ok=True)
-    # The module names torch's libraries without a path: torch is imported first and has loaded them. --as-needed drops
-    # unused libraries, which is not every linker's default.
+    # The module names torch's libraries without a path: torch is imported first and has loaded them.
     libraries = [f"-L{_torch() / 'lib'}", "-ltorch_cpu", "-lc10"] if part in WITH_TORCH else []
     linked = [str(_object(objects, source)) for source in sources]
-    command = [compiler(), *more_flags, "-shared", "-Wl,--as-needed", *linked, *libraries]
-    if variant:
+    system = target()[1]
+    command = [*compiler(), *more_flags, *OF_SYSTEM[system], *linked, *libraries]
+    if variant or system != "linux":  # whose linker takes the script that orders functions
         subprocess.run([*command, "-o", str(module)], check=True)
         return module
     unordered, order = objects / "unordered.so", objects / "order.ld"
@@ -124,8 +141,8 @@ def build(part: str = "cpu", module: Path | None = None, variant: str | None = N
 
 @cache
 def _takes(flag: str) -> bool:
-    """Whether the compiler accepts a flag."""
-    empty = [compiler(), flag, "-x", "c++", "-c", os.devnull, "-o", os.devnull]
+    """Whether the compiler accepts a flag, without a warning that it is of no use."""
+    empty = [*compiler(), "-Werror", flag, "-x", "c++", "-c", os.devnull, "-o", os.devnull]
     return subprocess.run(empty, capture_output=True).returncode == 0
 
 
@@ -137,9 +154,10 @@ def _compile(part: str, sources: list[Path], objects: Path, more_flags: list[str
     # Paths enter the objects, through messages of failed assertions. They depend neither on the folder of the sources,
     # because our own are relative, nor on that of torch.
     includes += [f"-fmacro-prefix-map={folder}={folder.name}" for folder in found]
-    of_processor = OF_PROCESSOR[processor()] if _takes(OF_PROCESSOR[processor()]) else ""
+    option = OF_PROCESSOR[target()[0]]
+    of_processor = option if _takes(option) else ""
     flags = [flag for flag in (*FLAGS, of_processor, PYTHON, WITH_TORCH.get(part)) if flag]
-    command = [compiler(), *flags, *more_flags, *includes, "-iquote", str(Path("csrc", part)), "-c"]
+    command = [*compiler(), *flags, *more_flags, *includes, "-iquote", str(Path("csrc", part)), "-c"]
 
     def compile_one(source: Path) -> bool:
         target = _object(objects, source)
@@ -154,7 +172,8 @@ def _compile(part: str, sources: list[Path], objects: Path, more_flags: list[str
     stale = [source for source in sources if _is_stale(_object(objects, source), command)]
     # One job per core, because a compiler takes a gigabyte. The largest sources first.
     stale.sort(key=lambda source: source.parent.name in LARGE, reverse=True)
-    jobs = int(os.environ.get("MAX_JOBS") or len(os.sched_getaffinity(0)))
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    jobs = int(os.environ.get("MAX_JOBS") or usable)
     with ThreadPoolExecutor(jobs) as pool:
         compiled = list(pool.map(compile_one, stale))
     failed = [source.name for source, well in zip(stale, compiled, strict=True) if not well]

@@ -87,7 +87,7 @@ def environment(sanitizers: str, modules: dict[str, Path]) -> dict[str, str]:
 
 def _library(name: str) -> str:
     """Path of a compiler library that has to be preloaded."""
-    asked = subprocess.run([compiler(), f"-print-file-name={name}"], capture_output=True, text=True, check=True)
+    asked = subprocess.run([*compiler(), f"-print-file-name={name}"], capture_output=True, text=True, check=True)
     return str(Path(asked.stdout.strip()).resolve())
 
 

@@ -201,6 +201,6 @@ PyType_Spec spec = {"polyconv.cuda._native.Launches", sizeof(LaunchesObject), 0,
 }  // namespace
 }  // namespace polyconv
 
-extern "C" PyMODINIT_FUNC PyInit__native() {
+PyMODINIT_FUNC PyInit__native() {
   return polyconv::ModuleOfOneType(polyconv::spec, "Launches");
 }

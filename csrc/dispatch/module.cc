@@ -314,6 +314,6 @@ PyType_Spec spec = {"polyconv.dispatch._native.PassthroughCache", sizeof(Passthr
 }  // namespace
 }  // namespace polyconv
 
-extern "C" PyMODINIT_FUNC PyInit__native() {
+PyMODINIT_FUNC PyInit__native() {
   return polyconv::ModuleOfOneType(polyconv::spec, "PassthroughCache");
 }

@@ -266,7 +266,7 @@ PyMethodDef methods[] = {
 }  // namespace
 }  // namespace polyconv
 
-extern "C" PyMODINIT_FUNC PyInit__native() {
+PyMODINIT_FUNC PyInit__native() {
   static PyModuleDef definition = {
       PyModuleDef_HEAD_INIT, "_native", nullptr, -1, polyconv::methods, nullptr, nullptr, nullptr, nullptr};
   PyObject* module = PyModule_Create(&definition);

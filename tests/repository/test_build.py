@@ -134,6 +134,69 @@ def test_a_variant_stays_beside_its_objects(root: Path, variant: str) -> None:
     assert not (root / "src").exists()
 
 
+PRETENDED = """\
+#!/usr/bin/env python3
+import sys
+from pathlib import Path
+words = sys.argv[1:]
+if "-dumpmachine" in words:
+    print(words[words.index("--target") + 1])
+else:
+    with open(__file__ + ".log", "a") as log:
+        print(*words, file=log)
+    if "-Werror" in words and "-fno-schedule-insns" in words:
+        sys.exit(1)  # as clang
+    Path(words[words.index("-o") + 1]).touch()
+    if "-MF" in words:
+        Path(words[words.index("-MF") + 1]).write_text("target: " + words[words.index("-c") + 1])
+"""
+
+
+@pytest.mark.parametrize(
+    ("triple", "folder", "used", "unused"),
+    [
+        ("arm64-apple-darwin24.6.0", "cpu-aarch64-darwin", ("-bundle", "dynamic_lookup"), ("as-needed", "-Wl,-T")),
+        ("aarch64-unknown-linux-gnu", "cpu-aarch64", ("-shared", "-Wl,--as-needed"), ("-bundle",)),
+    ],
+)
+def test_commands_for_another_machine(
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    triple: str,
+    folder: str,
+    used: tuple[str, ...],
+    unused: tuple[str, ...],
+) -> None:
+    """A compiler with arguments, which lacks an option of gcc; the module stays in the build folder."""
+    compiler = root / "pretended"
+    compiler.write_text(PRETENDED)
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", f"{compiler} --target {triple}")
+    build = load(root)
+    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(build.function_order, "write_script", lambda unordered, order: order.touch())
+    assert build.target() == ("aarch64", "darwin" if "apple" in triple else "linux")
+    assert build.build() == root / "build" / folder / "_native.abi3.so"
+    commands = Path(f"{compiler}.log").read_text().splitlines()
+    assert all(command.startswith(f"--target {triple} ") for command in commands)
+    compiled = [command for command in commands if " -MF " in command]
+    assert len(compiled) == 2
+    assert not any("-fno-schedule-insns" in command for command in compiled)
+    last = commands[-1]
+    assert all(word in last for word in (*used, "-ltorch_cpu", "alone.o", "uses.o"))
+    assert not any(word in last for word in unused)
+
+
+def test_other_machines_are_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = root / "pretended"
+    compiler.write_text(PRETENDED)
+    compiler.chmod(0o755)
+    for triple in ("riscv64-unknown-linux-gnu", "x86_64-pc-windows-msvc"):
+        monkeypatch.setenv("CXX", f"{compiler} --target {triple}")
+        with pytest.raises(SystemExit, match=f"compiles for {triple}; the native modules are for x86_64 and aarch64"):
+            load(root).build()
+
+
 def test_similar_functions_are_neighbours(root: Path) -> None:
     """Two families of functions that alternate, larger than the window together."""
     load(root)

@@ -1,8 +1,11 @@
 """Cross-builds the wheel for ARM64 and runs it under qemu, with torch's wheel for that processor.
 
-    python tools/arm64                  the compiler, then two minutes of random convolutions
+    python tools/arm64                  the compiler, then the checks of program.py, with 300 random convolutions
     python tools/arm64 --seconds 3600   more of them
     python tools/arm64 --count          instructions that some layers execute, by polyconv and by torch
+    python tools/arm64 COMMAND ...      a command of polyconv: calibrate --seconds 1 -o profile.json
+
+CXX names another cross compiler: "clang++ --target=aarch64-linux-gnu".
 
 Debian's packages of the cross compiler and of qemu must be installed (g++-aarch64-linux-gnu, qemu-user-static).
 Everything else is fetched and kept in the developers' cache: Python of Debian 12 for ARM64 and torch, 1 GB. Only
@@ -14,7 +17,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import re
+import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -48,39 +54,62 @@ _CPUINFO = "processor\t: {}\nFeatures\t: fp asimd atomics fphp asimdhp asimddp\n
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--seconds", type=float, default=120.0, help="processor time of random convolutions; default: 120"
+        "--convolutions", type=int, default=300, help="random ones, in three passes; default: %(default)s"
     )
+    parser.add_argument("--seconds", type=float, default=0.0, help="processor time of others after them; default: none")
     parser.add_argument("--count", action="store_true", help="count instructions instead")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="polyconv's command to run instead")
     arguments = parser.parse_args()
     static, dynamic = map(shutil.which, ("qemu-aarch64-static", "qemu-aarch64"))
     emulator = dynamic if arguments.count else static or dynamic
-    if emulator is None or shutil.which(f"{CROSS}g++") is None:
+    if emulator is None or shutil.which(shlex.split(compiler())[0]) is None:
         package = "qemu-user" if arguments.count else "qemu-user-static"
         raise ToolchainError(f"needs a cross compiler and qemu: apt-get install g++-aarch64-linux-gnu {package}")
     machine = emulated_machine()
     with tempfile.TemporaryDirectory() as package:
         build(machine, Path(package))
-        module, call = "program", f"main({arguments.seconds})"
+        digests = Path(package) / "digests.json"
+        module, call = "arm64.program", f"main({arguments.convolutions}, {arguments.seconds}, {str(digests)!r})"
+        if arguments.command:
+            module, call = "polyconv.cli", f"main({arguments.command})"
         options = ["-L", str(machine), "-cpu", "neoverse-n1"]
         if arguments.count:
             plugin = Path(package) / "count.so"
             source = Path(__file__).with_name("count.c")
             run(["gcc", "-shared", "-fPIC", "-O2", "-o", str(plugin), str(source)])
-            module, call = "counting", "main()"
+            module, call = "arm64.counting", "main()"
             options += ["-plugin", str(plugin)]
         # Without CUDA's libraries, torch can be loaded only if functions are bound at their first call.
-        program = "import os, sys; sys.setdlopenflags(os.RTLD_LAZY); from arm64 import "
-        program += f"{module}; sys.exit({module}.{call})"
+        program = f"import os, sys; sys.setdlopenflags(os.RTLD_LAZY); from {module} import main; sys.exit({call})"
         paths = [package, machine / "site", ROOT / "tools", ROOT / "tests"]
         variables = {"PYTHONPATH": ":".join(map(str, paths)), "LD_LIBRARY_PATH": str(machine / "empty")}
+        variables["POLYCONV_CACHE_DIR"] = f"{package}/cache"
         settings = [word for name, value in variables.items() for word in ("-E", f"{name}={value}")]
         python = machine / "usr" / "bin" / f"python{PYTHON}"
-        return subprocess.run([emulator, *options, *settings, str(python), "-c", program]).returncode
+        status = subprocess.run([emulator, *options, *settings, str(python), "-c", program]).returncode
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        print(f"{children.ru_utime + children.ru_stime:.0f} s of processor time with the compiler's", flush=True)
+        return status or compare(digests)
+
+
+def compare(digests: Path) -> int:
+    """Compares results of the emulated process with those of this machine, if it has SSE4; returns the exit status."""
+    if not digests.exists() or platform.machine() != "x86_64":
+        return 0
+    variables = {**os.environ, "PYTHONPATH": ":".join(map(str, (ROOT / "src", ROOT / "tools")))}
+    program = f"import sys; from arm64 import bits; sys.exit(bits.compare({str(digests)!r}))"
+    return subprocess.run(
+        [sys.executable, "-c", program], env=variables | {"POLYCONV_INSTRUCTION_SET": "sse4"}
+    ).returncode
+
+
+def compiler() -> str:
+    return os.environ.get("CXX") or f"{CROSS}g++"
 
 
 def build(machine: Path, package: Path) -> None:
     """Cross-build the wheel from a copy of the sources, and unpack it. Objects are kept in the build folder."""
-    variables = {"CXX": f"{CROSS}g++", "POLYCONV_TORCH_DIR": str(machine / "site" / "torch")}
+    variables = {"CXX": compiler(), "POLYCONV_TORCH_DIR": str(machine / "site" / "torch")}
     variables |= {"POLYCONV_BUILD_DIR": os.environ.get("POLYCONV_BUILD_DIR") or str(ROOT / "build")}
     variables |= {"POLYCONV_BUILD_NATIVE": "1", "_PYTHON_HOST_PLATFORM": "linux-aarch64"}
     ignored = shutil.ignore_patterns(".*", "__pycache__", "_native*", "build", "dist", "docs", "tests")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,35 +16,36 @@ from polyconv.measure.batch_limits import with_batch
 from polyconv.measure.candidate_timing import decision_of
 from polyconv.measure.operands import Operands, ours, pytorch
 from polyconv.measure.workloads import find
-from polyconv.problem import Pass
+from polyconv.problem import Pass, Problem
 from polyconv.runtime.frozen_weights import mark_frozen
 
-LAYERS = {"resnet50-3b": None, "mobilenet-dw3": None, "resnet50-1x1": None, "kb80": (128, 128)}
-"""Names of workloads, and a smaller image where theirs takes long to emulate."""
+LAYERS = ("resnet50-1x1", "mobilenet-dw3", "resnet50-3b", "W1")
 
 
-def main() -> int:
-    """Prints the instructions of warm calls in inference with a frozen weight, one image, one thread: the best of
-    polyconv's own kernels by the cost model, and torch's convolution in both layouts."""
+def main(layers: Sequence[str] = LAYERS) -> int:
+    """Prints the instructions of warm calls in inference with a frozen weight, one image, one thread, in both layouts:
+    of torch's convolution, and of polyconv's own kernel that is best by the cost model."""
     torch.set_num_threads(1)
-    backend = backend_for(torch.device("cpu"))
-    for name, size in LAYERS.items():
+    for name in layers:
         (workload,) = find(name)
-        if size is not None:
-            workload = replace(workload, input=(*workload.input[:2], *size))
         problem = replace(with_batch(workload, 1).problem(Pass.FPROP), frozen=True)
-        operands = Operands.random(problem)
-        mark_frozen(operands.w)
-        decision = decision_of(problem, operands, inference=True)
-        names = candidate_names(backend, decision.problem, inference=decision.inference)
-        own = next(one for one in names if not one.endswith(aten.NAME))
         print(f"{name}: {problem}, {problem.multiplications:,} products", flush=True)
-        with preferences.Forced({decision.key: own}), torch.inference_mode():
-            _count(own, ours(problem, operands))
-        with torch.inference_mode():
-            _count("torch", pytorch(problem, operands))
-            _count("torch, channels_last", pytorch(problem, operands.channels_last()))
+        operands = Operands.random(problem)
+        for layout, tensors in (("NCHW", operands), ("channels_last", operands.channels_last())):
+            with torch.inference_mode():
+                _count(f"{layout}, torch", pytorch(problem, tensors))
+            _count_own(layout, problem, tensors)
     return 0
+
+
+def _count_own(layout: str, problem: Problem, operands: Operands) -> None:
+    backend = backend_for(torch.device("cpu"))
+    mark_frozen(operands.w)
+    decision = decision_of(problem, operands, inference=True)
+    names = candidate_names(backend, decision.problem, inference=decision.inference)
+    own = next(one for one in names if not one.endswith(aten.NAME))
+    with preferences.Forced({decision.key: own}), torch.inference_mode():
+        _count(f"{layout}, {own}; the planner chooses {decision.choice}", ours(problem, operands))
 
 
 def _count(name: str, call: Callable[[], object]) -> None:

@@ -258,7 +258,7 @@ STABLE_TORCH_LIBRARY_IMPL(polyconv_cpu, CompositeExplicitAutograd, m) {
 }  // namespace polyconv
 
 // Importing the module registers the operators. It has no attributes.
-extern "C" PyMODINIT_FUNC PyInit__native() {
+PyMODINIT_FUNC PyInit__native() {
   static PyModuleDef module = {
       PyModuleDef_HEAD_INIT, "_native", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
   return PyModule_Create(&module);

@@ -9,6 +9,16 @@
 #include "common/sanitizing.h"
 
 namespace polyconv {
+namespace {
+
+// Requests huge pages: a hint, whose refusal costs only speed. Apple's systems have no such request.
+void Advise([[maybe_unused]] void* pages, [[maybe_unused]] std::size_t bytes) {
+#ifdef MADV_HUGEPAGE
+  madvise(pages, bytes, MADV_HUGEPAGE);
+#endif
+}
+
+}  // namespace
 
 float* Scratch::Get(std::size_t floats) {
   const std::size_t wanted = (floats * sizeof(float) + kHugePage - 1) / kHugePage * kHugePage;
@@ -22,7 +32,7 @@ float* Scratch::Get(std::size_t floats) {
     if (aligned > start) munmap(raw, aligned - start);
     const std::size_t tail = start + kHugePage - aligned;
     if (tail > 0) munmap(reinterpret_cast<void*>(aligned + wanted), tail);
-    madvise(reinterpret_cast<void*>(aligned), wanted, MADV_HUGEPAGE);  // a hint; refusal costs only speed
+    Advise(reinterpret_cast<void*>(aligned), wanted);
     data_ = reinterpret_cast<float*>(aligned);
     bytes_ = wanted;
   }
@@ -55,7 +65,7 @@ void AdviseHugePages(void* data, std::size_t bytes) {
   const std::uintptr_t first = (start + page - 1) / page * page;
   const std::uintptr_t last = (start + bytes) / page * page;
   if (last > first && last - first >= kHugePage) {
-    madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+    Advise(reinterpret_cast<void*>(first), last - first);
   }
 }
 

@@ -85,7 +85,11 @@ inline __attribute__((always_inline)) void Apply(const Scaled& numbers, int64_t 
   const float* from = numbers.from;
   float* to = numbers.to;
   if (numbers.from_step == 1 && numbers.to_step == 1) {
-#pragma GCC ivdep  // in place, too
+#ifdef __clang__  // in place, too
+#pragma clang loop vectorize(assume_safety)
+#else
+#pragma GCC ivdep
+#endif
     for (int64_t i = 0; i < count; i++) to[i] = scale(from[i]);
   } else {
     for (int64_t i = 0; i < count; i++) to[i * numbers.to_step] = scale(from[i * numbers.from_step]);
