@@ -25,8 +25,10 @@ from .halo import MOST_CHANNELS, element
 
 BandParams = declared("depthwise/band", "BandParams")
 BandWgradParams = declared("depthwise/band_wgrad", "BandWgradParams")
+BandWgradNhwcParams = declared("depthwise/band_wgrad_nhwc", "BandWgradNhwcParams")
 _PARAMS = half_structs(BandParams)
 _WGRAD_PARAMS = half_structs(BandWgradParams)
+_WGRAD_NHWC_PARAMS = half_structs(BandWgradNhwcParams)
 
 DTYPES = HALF_DTYPES
 CHANNELS = 16
@@ -36,6 +38,8 @@ TILES = {
     (3, 3): ((7, CHANNELS), (3, CHANNELS)),
 }
 """By compiled kernel size: products side by side, and channels of a block."""
+STEP = 8
+"""Rows of dy between two barriers of the weight gradient with adjacent channels."""
 
 
 @dataclass(frozen=True)
@@ -244,6 +248,104 @@ class BandWgradCandidate(_Bands):
         return Schedule((first, second), 4 * cut.slices * problem.out_channels * cut.columns_padded)
 
 
+@dataclass(frozen=True, slots=True)
+class BandNhwcCut:
+    """Cut of dy into jobs, each an image's run of rows in a tile of columns, and slices of jobs."""
+
+    tiles_w: int
+    runs: int
+    """Runs of rows of an image."""
+    steps: int
+    """Steps of a run."""
+    jobs: int
+    jobs_per_slice: int
+    slices: int
+    columns_padded: int
+
+
+@dataclass(frozen=True)
+class BandWgradNhwcCandidate(_Bands):
+    """wgrad with adjacent channels: all taps of a channel in eight accumulators per lane of one warp."""
+
+    @property
+    def _memory(self) -> str:
+        return f"polyconv::BandWgradNhwc<{self.tiles_n}>"
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block, per channel: a ring of 16 rows of x, and two copies of eight rows of dy."""
+        pairs = 4 * self.tiles_n + 4
+        x, copy = 2 * STEP * (pairs + 4), pairs + 4
+        dy = STEP * (2 * copy + (4 if copy % 32 < 7 else 0))
+        return 4 * self.channels * sum((words + 7) // 16 * 16 + 8 for words in (x, dy))
+
+    @cached_property
+    def kernel(self) -> KernelSpec:
+        h, w = self.taps
+        return KernelSpec.of(
+            _WGRAD_NHWC_PARAMS[self.dtype],
+            "depthwise/band_wgrad_nhwc",
+            *(h, w, self.tiles_n, *element(self.dtype)),
+            symbol=f"depthwise_band_wgrad_nhwc_{h}x{w}_{8 * self.tiles_n}",
+            threads=256,
+            min_blocks=2,
+            facts={
+                f"sizeof({self._memory})": self.shared_bytes,
+                f"{self._memory}::kStep": STEP,
+                "polyconv::kBandChannels": CHANNELS,
+            },
+            generations=GENERATIONS,
+        ).of_halves(self.dtype)
+
+    def cut(self, problem: Problem, sms: int, workspace: int) -> BandNhwcCut:
+        """Choose runs and slices for about four blocks per multiprocessor, and partial sums that fit the workspace. A
+        job reads eight rows of x before its first step, so that runs are long."""
+        (rows, columns), channels = problem.out_size, problem.out_channels
+        columns_padded = round_up(prod(self.taps) + problem.bias, 4)
+        tiles_w = ceil_div(columns, 8 * self.tiles_n)
+        wanted = ceil_div(4 * sms, ceil_div(channels, self.channels))
+        every = ceil_div(rows, STEP)
+        runs = min(ceil_div(every, 4), ceil_div(wanted, problem.batch * tiles_w))
+        steps = ceil_div(every, runs)
+        runs = ceil_div(every, steps)
+        jobs = int32(problem.batch * tiles_w * runs, "the number of tiles of y")
+        each = ceil_div(jobs, max(1, min(workspace // (4 * channels * columns_padded), wanted)))
+        return BandNhwcCut(tiles_w, runs, steps, jobs, each, ceil_div(jobs, each), columns_padded)
+
+    def sums(self, problem: Problem, sms: int, workspace: int) -> tuple[int, ...]:
+        """In an accumulator, over accumulators and rows of dy, over slices."""
+        cut = self.cut(problem, sms, workspace)
+        products = STEP // 2 * (self.tiles_n + 1) // 4
+        return (cut.jobs_per_slice * cut.steps * products * 16, 2, 2, cut.slices)
+
+    def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:
+        cut = self.cut(problem, sms, workspace)
+        yield self._task(problem, cut)
+        yield reduction_task(problem, cut.slices, cut.columns_padded)
+
+    def _task(self, problem: Problem, cut: BandNhwcCut) -> Task:
+        channels = ceil_div(problem.out_channels, self.channels)
+        moved = moved_bytes(problem) + 4 * cut.slices * problem.out_channels * cut.columns_padded
+        jobs = cut.jobs * channels
+        work = Work(cut.slices * channels, jobs, jobs * cut.steps, moved)
+        return Task(self.kernel, (cut.slices, channels, 1), work, dynamic_shared=self.shared_bytes)
+
+    def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
+        cut = self.cut(problem, sms, workspace)
+        p = BandWgradNhwcParams(channels=problem.out_channels, columns_padded=cut.columns_padded, bias=problem.bias)
+        p.height, p.width = problem.in_size
+        p.rows, p.columns = problem.out_size
+        p.place("x", problem.x_strides, "x")
+        p.place("dy", problem.y_strides, "the gradient of y")
+        p.pad_top, p.pad_left = problem.padding[0], problem.padding[2]
+        p.steps, p.jobs, p.jobs_per_slice = cut.steps, cut.jobs, cut.jobs_per_slice
+        p.tiles, p.tiles_w = cut.runs * cut.tiles_w, cut.tiles_w
+        slots = kernel_params.slots(BandWgradNhwcParams, x="x", dy="y", partial="workspace")
+        first = self._task(problem, cut).launch(bytes(p), slots)
+        second = reduction(problem, cut.slices, prod(self.taps), cut.columns_padded)
+        return Schedule((first, second), 4 * cut.slices * problem.out_channels * cut.columns_padded)
+
+
 def _in_pairs(problem: Problem, strides: Strides, size: Extents) -> bool:
     """Whether every pair of columns is aligned to four bytes."""
     return problem.vector_aligned and not any(number % 2 for number in (*strides[:3], size[1]))
@@ -253,7 +355,18 @@ CANDIDATES = {
     dtype: tuple(BandCandidate(taps, *tile, dtype) for taps, tiles in TILES.items() for tile in tiles)
     for dtype in DTYPES
 }
-GRADIENTS = {dtype: tuple(BandWgradCandidate((n, n), 7, 1, dtype) for n in (5, 7)) for dtype in DTYPES}
+GRADIENTS = {
+    dtype: tuple(
+        kind((n, n), tiles_n, channels, dtype)
+        for n in (5, 7)
+        for kind, tiles_n, channels in (
+            (BandWgradCandidate, 7, 1),
+            (BandWgradNhwcCandidate, 7, CHANNELS),
+            (BandWgradNhwcCandidate, 3, CHANNELS),
+        )
+    )
+    for dtype in DTYPES
+}
 
 
 def candidates(problem: Problem) -> Iterator[CudaCandidate]:
