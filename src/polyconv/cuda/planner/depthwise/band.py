@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import Any, ClassVar
 
 from ....numerics.prediction import half_error
 from ....problem import HALF_DTYPES, Extents, PaddingMode, Pair, Pass, Problem, Strides
@@ -19,7 +20,7 @@ from ..epilogue import finishing, task_with_epilogue, with_epilogue
 from ..implicit_gemm.fprop_dgrad import roles
 from ..implicit_gemm.fprop_dgrad_nhwc import CHUNK, GENERATIONS, why_not_in_chunks
 from ..implicit_gemm.wgrad import reduction, reduction_task
-from ..kernel_params import declared, half_structs, int32
+from ..kernel_params import Params, declared, half_structs, int32
 from ..plan import KernelSpec, Schedule, Task, Work
 from .halo import MOST_CHANNELS, element
 
@@ -175,10 +176,13 @@ class BandCandidate(_Bands):
 
 @dataclass(frozen=True, slots=True)
 class BandCut:
-    """Cut of the weight gradient into tiles of dy (jobs) and slices of jobs."""
+    """Cut of the weight gradient into jobs, each a run of rows of dy in a tile of columns, and slices of jobs."""
 
     tiles_w: int
     tiles: int
+    """Jobs of an image."""
+    steps: int
+    """Steps of a job, of eight rows each."""
     jobs: int
     jobs_per_slice: int
     slices: int
@@ -188,6 +192,14 @@ class BandCut:
 @dataclass(frozen=True)
 class BandWgradCandidate(_Bands):
     """wgrad: all taps in four accumulators per lane."""
+
+    params: ClassVar[type[Params]] = BandWgradParams
+    blocks_per_sm: ClassVar[int] = 16
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block."""
+        return 0
 
     @cached_property
     def kernel(self) -> KernelSpec:
@@ -203,15 +215,20 @@ class BandWgradCandidate(_Bands):
         ).of_halves(self.dtype)
 
     def cut(self, problem: Problem, sms: int, workspace: int) -> BandCut:
-        """Choose slices for about 16 blocks per multiprocessor, and partial sums that fit the workspace."""
+        """Choose slices for about :attr:`blocks_per_sm`, and partial sums that fit the workspace."""
         (rows, columns), channels = problem.out_size, problem.out_channels
         columns_padded = round_up(prod(self.taps) + problem.bias, 4)
         tiles_w = ceil_div(columns, 8 * self.tiles_n)
-        tiles = tiles_w * ceil_div(rows, 32)
+        wanted = ceil_div(self.blocks_per_sm * sms, ceil_div(channels, self.channels))
+        steps = self._steps(ceil_div(rows, STEP), ceil_div(wanted, problem.batch * tiles_w))
+        tiles = tiles_w * ceil_div(rows, STEP * steps)
         jobs = int32(problem.batch * tiles, "the number of tiles of y")
-        most = max(1, min(workspace // (4 * channels * columns_padded), ceil_div(16 * sms, channels)))
-        each = ceil_div(jobs, most)
-        return BandCut(tiles_w, tiles, jobs, each, ceil_div(jobs, each), columns_padded)
+        each = ceil_div(jobs, max(1, min(workspace // (4 * channels * columns_padded), wanted)))
+        return BandCut(tiles_w, tiles, steps, jobs, each, ceil_div(jobs, each), columns_padded)
+
+    def _steps(self, every: int, runs: int) -> int:
+        """Steps of a job, of all those of an image's rows, if that many runs of rows would fill the GPU."""
+        return 4
 
     def sums(self, problem: Problem, sms: int, workspace: int) -> tuple[int, ...]:
         """In an accumulator, over accumulators and rows of dy, over warps, over slices."""
@@ -224,48 +241,45 @@ class BandWgradCandidate(_Bands):
         yield reduction_task(problem, cut.slices, cut.columns_padded)
 
     def _task(self, problem: Problem, cut: BandCut) -> Task:
-        channels = problem.out_channels
-        moved = moved_bytes(problem) + 4 * cut.slices * channels * cut.columns_padded
-        work = Work(cut.slices * channels, cut.slices * channels, cut.jobs * channels, moved)
-        return Task(self.kernel, (cut.slices, channels, 1), work)
+        channels = ceil_div(problem.out_channels, self.channels)
+        moved = moved_bytes(problem) + 4 * cut.slices * problem.out_channels * cut.columns_padded
+        work = Work(cut.slices * channels, *self._tiles_and_steps(cut, channels), moved)
+        return Task(self.kernel, (cut.slices, channels, 1), work, dynamic_shared=self.shared_bytes)
+
+    def _tiles_and_steps(self, cut: BandCut, channels: int) -> tuple[int, int]:
+        """In the kernel's profile: blocks and jobs."""
+        return cut.slices * channels, cut.jobs * channels
 
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
         cut = self.cut(problem, sms, workspace)
-        p = BandWgradParams(channels=problem.out_channels, columns_padded=cut.columns_padded, bias=problem.bias)
+        p = self.params(channels=problem.out_channels, columns_padded=cut.columns_padded, bias=problem.bias)
         p.height, p.width = problem.in_size
         p.rows, p.columns = problem.out_size
         p.place("x", problem.x_strides, "x")
         p.place("dy", problem.y_strides, "the gradient of y")
         p.pad_top, p.pad_left = problem.padding[0], problem.padding[2]
-        p.pairs_x = _in_pairs(problem, problem.x_strides, problem.in_size)
-        p.pairs_dy = _in_pairs(problem, problem.y_strides, problem.out_size)
-        p.shift = p.pad_left % 2 if p.pairs_x else 0
         p.jobs, p.jobs_per_slice = cut.jobs, cut.jobs_per_slice
-        p.tiles, p.tiles_w, p.multiplier = cut.tiles, cut.tiles_w, problem.channels_per_group[1]
-        slots = kernel_params.slots(BandWgradParams, x="x", dy="y", partial="workspace")
+        p.tiles, p.tiles_w = cut.tiles, cut.tiles_w
+        self._fill(p, problem, cut)
+        slots = kernel_params.slots(self.params, x="x", dy="y", partial="workspace")
         first = self._task(problem, cut).launch(bytes(p), slots)
         second = reduction(problem, cut.slices, prod(self.taps), cut.columns_padded)
         return Schedule((first, second), 4 * cut.slices * problem.out_channels * cut.columns_padded)
 
-
-@dataclass(frozen=True, slots=True)
-class BandNhwcCut:
-    """Cut of dy into jobs, each an image's run of rows in a tile of columns, and slices of jobs."""
-
-    tiles_w: int
-    runs: int
-    """Runs of rows of an image."""
-    steps: int
-    """Steps of a run."""
-    jobs: int
-    jobs_per_slice: int
-    slices: int
-    columns_padded: int
+    def _fill(self, p: Any, problem: Problem, cut: BandCut) -> None:
+        """Fill in the parameters of this kernel alone."""
+        p.pairs_x = _in_pairs(problem, problem.x_strides, problem.in_size)
+        p.pairs_dy = _in_pairs(problem, problem.y_strides, problem.out_size)
+        p.shift = p.pad_left % 2 if p.pairs_x else 0
+        p.multiplier = problem.channels_per_group[1]
 
 
 @dataclass(frozen=True)
-class BandWgradNhwcCandidate(_Bands):
+class BandWgradNhwcCandidate(BandWgradCandidate):
     """wgrad with adjacent channels: all taps of a channel in eight accumulators per lane of one warp."""
+
+    params: ClassVar[type[Params]] = BandWgradNhwcParams
+    blocks_per_sm: ClassVar[int] = 4
 
     @property
     def _memory(self) -> str:
@@ -273,7 +287,7 @@ class BandWgradNhwcCandidate(_Bands):
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block, per channel: a ring of 16 rows of x, and two copies of eight rows of dy."""
+        """Per channel: a ring of 16 rows of x, and two copies of eight rows of dy."""
         pairs = 4 * self.tiles_n + 4
         x, copy = 2 * STEP * (pairs + 4), pairs + 4
         dy = STEP * (2 * copy + (4 if copy % 32 < 7 else 0))
@@ -297,20 +311,9 @@ class BandWgradNhwcCandidate(_Bands):
             generations=GENERATIONS,
         ).of_halves(self.dtype)
 
-    def cut(self, problem: Problem, sms: int, workspace: int) -> BandNhwcCut:
-        """Choose runs and slices for about four blocks per multiprocessor, and partial sums that fit the workspace. A
-        job reads eight rows of x before its first step, so that runs are long."""
-        (rows, columns), channels = problem.out_size, problem.out_channels
-        columns_padded = round_up(prod(self.taps) + problem.bias, 4)
-        tiles_w = ceil_div(columns, 8 * self.tiles_n)
-        wanted = ceil_div(4 * sms, ceil_div(channels, self.channels))
-        every = ceil_div(rows, STEP)
-        runs = min(ceil_div(every, 4), ceil_div(wanted, problem.batch * tiles_w))
-        steps = ceil_div(every, runs)
-        runs = ceil_div(every, steps)
-        jobs = int32(problem.batch * tiles_w * runs, "the number of tiles of y")
-        each = ceil_div(jobs, max(1, min(workspace // (4 * channels * columns_padded), wanted)))
-        return BandNhwcCut(tiles_w, runs, steps, jobs, each, ceil_div(jobs, each), columns_padded)
+    def _steps(self, every: int, runs: int) -> int:
+        """At least four if the image has them: a job reads eight rows of x before its first step."""
+        return ceil_div(every, min(ceil_div(every, 4), runs))
 
     def sums(self, problem: Problem, sms: int, workspace: int) -> tuple[int, ...]:
         """In an accumulator, over accumulators and rows of dy, over slices."""
@@ -318,32 +321,11 @@ class BandWgradNhwcCandidate(_Bands):
         products = STEP // 2 * (self.tiles_n + 1) // 4
         return (cut.jobs_per_slice * cut.steps * products * 16, 2, 2, cut.slices)
 
-    def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:
-        cut = self.cut(problem, sms, workspace)
-        yield self._task(problem, cut)
-        yield reduction_task(problem, cut.slices, cut.columns_padded)
+    def _tiles_and_steps(self, cut: BandCut, channels: int) -> tuple[int, int]:
+        return cut.jobs * channels, cut.jobs * channels * cut.steps
 
-    def _task(self, problem: Problem, cut: BandNhwcCut) -> Task:
-        channels = ceil_div(problem.out_channels, self.channels)
-        moved = moved_bytes(problem) + 4 * cut.slices * problem.out_channels * cut.columns_padded
-        jobs = cut.jobs * channels
-        work = Work(cut.slices * channels, jobs, jobs * cut.steps, moved)
-        return Task(self.kernel, (cut.slices, channels, 1), work, dynamic_shared=self.shared_bytes)
-
-    def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
-        cut = self.cut(problem, sms, workspace)
-        p = BandWgradNhwcParams(channels=problem.out_channels, columns_padded=cut.columns_padded, bias=problem.bias)
-        p.height, p.width = problem.in_size
-        p.rows, p.columns = problem.out_size
-        p.place("x", problem.x_strides, "x")
-        p.place("dy", problem.y_strides, "the gradient of y")
-        p.pad_top, p.pad_left = problem.padding[0], problem.padding[2]
-        p.steps, p.jobs, p.jobs_per_slice = cut.steps, cut.jobs, cut.jobs_per_slice
-        p.tiles, p.tiles_w = cut.runs * cut.tiles_w, cut.tiles_w
-        slots = kernel_params.slots(BandWgradNhwcParams, x="x", dy="y", partial="workspace")
-        first = self._task(problem, cut).launch(bytes(p), slots)
-        second = reduction(problem, cut.slices, prod(self.taps), cut.columns_padded)
-        return Schedule((first, second), 4 * cut.slices * problem.out_channels * cut.columns_padded)
+    def _fill(self, p: Any, problem: Problem, cut: BandCut) -> None:
+        p.steps = cut.steps
 
 
 def _in_pairs(problem: Problem, strides: Strides, size: Extents) -> bool:
