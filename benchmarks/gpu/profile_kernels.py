@@ -86,6 +86,10 @@ def problems() -> list[Problem]:
                 pad = (taps[0] // 2, taps[0] // 2, taps[1] // 2, taps[1] // 2)
                 p = make(1, 32, (rows, 75), 32, taps, groups=32, stride=(stride, stride), padding=pad)
                 found.append(p if lanes == strip.COLUMNS else _channels_last(p))
+    for taps, (batch, rows) in product((5, 7), ((24, 9), (24, 30))):  # several tiles per block
+        pad = (taps // 2,) * 4
+        p = make(batch, 16, (rows, 56), 16, (taps, taps), groups=16, padding=pad, dtype="float16")
+        found.append(_channels_last(p))
     for taps, columns in product(line.TAPS, (300, 2000)):
         more = {"groups": 16, "padding": (0, 0, taps - 1, 0), "dtype": "float16"}
         found.append(make(1, 16, (2, columns), 16, (1, taps), **more))

@@ -21,6 +21,7 @@ from polyconv.backend import override
 from polyconv.cuda import driver
 from polyconv.cuda.planner import DEVICES, plan_cuda
 from polyconv.cuda.planner.planner import candidates
+from polyconv.lowering import volume_stack
 from polyconv.numerics.known_weights import concentration
 from polyconv.numerics.scale import largest, scales
 from polyconv.problem import Pass, Problem
@@ -136,6 +137,62 @@ def _bounded() -> None:
         del other
         gc.collect()
         assert len(backend.weights._kept) == 1
+
+
+VOLUMES = {
+    "sum of slices": polyconv.Conv3d(8, 16, 3, padding=1),
+    "stacked inputs": polyconv.Conv3d(16, 16, 3, padding=1).half(),
+    "stacked outputs": polyconv.Conv3d(16, 16, (3, 3, 3), stride=(2, 1, 1), padding=1),
+    "sum of slices, half precision": polyconv.Conv3d(16, 16, (1, 3, 3)).half(),
+}
+"""By lowering: layers for which it is preferred."""
+
+
+@pytest.mark.parametrize("name", VOLUMES)
+def test_parts_of_a_volumes_weight_are_prepared_once(name: str) -> None:
+    run_in_virtual_gpu(_volume, name, timeout=300)
+
+
+def _volume(name: str) -> None:
+    """Each part on its own: parts of equal size are not mistaken for each other, and a change is seen in all."""
+    torch.manual_seed(0)
+    lowering, conv = name.partition(",")[0], VOLUMES[name]
+    x = torch.randn(2, conv.in_channels, 6, 9, 12, dtype=conv.weight.dtype)
+    stacked, stack_weights = [], volume_stack.stacked_weights
+    volume_stack.stacked_weights = lambda *given: (stacked.append(given[1]), stack_weights(*given))[1]
+    with VirtualGpu() as gpu, override("cpu", gpu.backend()) as backend, torch.no_grad():
+        plan = backend.plan
+        backend.plan = lambda problem, **more: plan(problem, **{**more, "prefer": Preference(lowering)})
+
+        def prepares() -> tuple[int, int]:
+            """Launches that prepare weights, and stacks of weights."""
+            gpu.launches.clear(), stacked.clear()
+            y = conv(x)
+            exact = F.conv3d(x.double(), conv.weight.double(), conv.bias.double(), conv.stride, conv.padding)
+            torch.testing.assert_close(y.double(), exact, rtol=3e-3, atol=3e-3)
+            return sum("weights" in one.name or "filter" in one.name for one in gpu.launches), len(stacked)
+
+        first = prepares()
+        assert first[0] > 0
+        assert bool(first[1]) == lowering.startswith("stacked")
+        assert prepares() == first
+        polyconv.freeze(conv)
+        once = prepares()  # images share the parts
+        assert 0 < once[0] <= first[0]
+        assert once[1] == first[1]
+        assert [prepares() for _ in range(2)] == [(0, 0)] * 2
+        few, x = x, torch.cat([x, x])  # other launches, the same weights
+        assert prepares() == (0, 0)
+        x = few
+        conv.weight.mul_(-0.5)
+        assert prepares() == once
+        assert prepares() == (0, 0)
+        stream = new_stream()
+        backend.stream = lambda: stream
+        with captured(stream):
+            assert prepares() == first  # everything is made in the graph
+        polyconv.unfreeze(conv)
+        assert prepares() == first
 
 
 # ---- invalidation

@@ -6,6 +6,7 @@ of a kernel's machine code it has a hash for the compiler that made it.
 
     python tests/golden/record.py                    write all records anew
     python tests/golden/record.py v100 machine_code  write these
+    python tests/golden/record.py machine_code --kernels band_wgrad  only kernels with this word; the others stay
 """
 
 from __future__ import annotations
@@ -172,15 +173,18 @@ def cubin_hash(cubin: bytes) -> str:
     return digest.hexdigest()[:16]
 
 
-def machine_code_record() -> Record:
-    """Hash of every kernel; entries of other compilers stay on record."""
+def machine_code_record(word: str = "") -> Record:
+    """Hash of every kernel whose symbol contains the word; entries of others and of other compilers stay on record."""
     others = load(MACHINE_CODE) if path(MACHINE_CODE).exists() else {}
     found = {key: value for key, value in others.items() if not key.startswith(f"{compiler_id()}, ")}
     for arch in ARCHS:
-        KernelCache().get_many(all_kernels(arch), arch)
+        KernelCache().get_many([spec for spec in all_kernels(arch) if word in spec.symbol], arch)
         for spec in all_kernels(arch):
             key = code_key(spec, arch)
-            found[key] = code_hash(spec, arch, others.get(key))
+            if word in spec.symbol:
+                found[key] = code_hash(spec, arch, others.get(key))
+            elif key in others:
+                found[key] = others[key]
     return found
 
 
@@ -242,10 +246,12 @@ def save(name: str, record: Record) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write the golden record anew.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which of {', '.join(RECORDS)}; all if none is named")
-    for name in parser.parse_args().names or RECORDS:
+    parser.add_argument("--kernels", metavar="WORD", default="", help=f"{MACHINE_CODE}: only kernels with this word")
+    args = parser.parse_args()
+    for name in args.names or RECORDS:
         if name not in RECORDS:
             parser.error(f"no record is called {name}; there are {', '.join(RECORDS)}")
-        save(name, RECORDS[name]())
+        save(name, machine_code_record(args.kernels) if name == MACHINE_CODE else RECORDS[name]())
         print(path(name))
 
 

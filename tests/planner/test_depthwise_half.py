@@ -146,6 +146,32 @@ def test_random(kind: Pass, arch: str) -> None:
     explore(depthwise(), lambda shape: run(shape, kind, *next(turn)), part=41, each=RANDOM)
 
 
+@st.composite
+def in_chunks(draw: st.DrawFn) -> Shape:
+    """Kernels with bands in channels_last: small maps, several tiles of rows and columns, borders without elements."""
+    taps, channels = draw(st.sampled_from([5, 7, 7])), 8 * draw(st.integers(1, 5))
+    size = draw(st.integers(taps, 40)), draw(st.integers(taps, 70) if channels < 24 else st.integers(taps, 30))
+    padding = tuple(draw(st.integers(0, 8)) for _ in range(4))
+    batch, bias = draw(st.integers(1, 3)), draw(st.booleans())
+    shape = Shape((batch, channels, *size), channels, (taps, taps), (1, 1), padding, (1, 1), channels, bias)
+    return replace(shape, layout="channels_last")
+
+
+@pytest.mark.parametrize("kind", Pass, ids=str)
+def test_random_bands_in_channels_last(kind: Pass) -> None:
+    turn = cycle(product((0, 1), HALF_DTYPES, (1, 80)))
+    every = {dtype: (band.GRADIENTS if kind is Pass.WGRAD else band.CANDIDATES)[dtype] for dtype in HALF_DTYPES}
+
+    def run_one(shape: Shape) -> None:
+        pick, dtype, sms = next(turn)
+        x, w, bias, dy = shape.tensors(getattr(torch, dtype))
+        problem = shape.problem(kind, x, w, dy)
+        ways = [way for way in every[dtype] if way.refusal(problem) is None]
+        check(problem, x, w, bias, dy, plan_of(problem, ways[pick], sms=sms, workspace=2**22))
+
+    explore(in_chunks(), run_one, part=43, each=RANDOM)
+
+
 # ---- properties
 
 
@@ -195,11 +221,9 @@ def test_bands_are_not_exact_beside_infinities() -> None:
     ("name", "layout"), [*product(("mobilenet-dw3", "convnext-dw7"), LAYOUTS), ("causal", "contiguous")]
 )
 def test_counted_near_the_memory_time(name: str, layout: str, kind: Pass) -> None:
-    """At most 1.3 times it on an A100, and the model agrees with the count. Without a band kernel, multiplications bind
-    the weight gradient of 7x7 in channels_last."""
+    """At most 1.3 times it on an A100, and the model agrees with the count."""
     plan = plan_cuda(half(name, kind, layout), A100)
     counted = count_plan(gpu_emulator, plan, {kernel: cubin(kernel) for kernel in plan.kernels}, A100)
-    most = 3.05 if (name, layout, kind) == ("convnext-dw7", "channels_last", Pass.WGRAD) else 1.3
-    assert sum(one.bound_ms for one in counted) <= most * counted[0].ms("DRAM")
+    assert sum(one.bound_ms for one in counted) <= 1.3 * counted[0].ms("DRAM")
     modelled = sum(bound_us(launch, A100) for launch in plan.launches) / 1e3
     assert modelled == pytest.approx(sum(one.bound_ms for one in counted), rel=0.25)

@@ -24,6 +24,7 @@ from torch import Tensor
 from .. import settings
 from ..backend import PrepareReport, Run
 from ..lowering import aten
+from ..lowering.base import WeightPart
 from ..numerics.known_weights import keeping_tolerance
 from ..problem import Problem, Shape, Strides
 from ..runtime import state_version
@@ -84,6 +85,10 @@ class Keeping:
     """Cache key made of these launches: problems that differ only in the other launches share the prepared weight."""
     judged: bool = False
     """Whether the plan was made for this weight, so that its tolerance need not be checked."""
+    found: Memory | None = None
+    """What is cached for a part of a weight."""
+    make: Callable[[], Tensor] | None = None
+    """Makes the part of a weight that ``found`` was prepared from."""
 
     @classmethod
     def of(cls, plan: Plan, weights: PreparedWeights) -> Keeping:
@@ -104,6 +109,10 @@ class PreparedPlan:
 
     def __call__(self, tensors: MutableMapping[str, Tensor]) -> None:
         self.backend.enqueue(self, tensors)
+
+    def with_part(self, tensors: dict[str, Tensor], part: WeightPart) -> None:
+        """Run with a part of a weight, which is not made if its prepared form is cached."""
+        self.backend.enqueue_with_part(self, tensors, part)
 
 
 class CudaBackend:
@@ -164,7 +173,11 @@ class CudaBackend:
         if isinstance(plan, AtenPlan):
             return partial(aten.run, plan.problem)
         if isinstance(plan, CudaVolumePlan):
-            return plan.parts.adapt({part: self.prepare(own, trial=trial) for part, own in plan.plans.items()})
+            weights, frozen = PreparedWeights() if trial else self.weights, plan.problem.frozen
+            runs = {
+                part: self.prepare_launches(own, weights, part_of_frozen=frozen) for part, own in plan.plans.items()
+            }
+            return plan.parts.adapt(runs)
         return self.prepare_launches(plan, PreparedWeights() if trial else self.weights)
 
     def prepare_all(self, plans: Sequence[AnyPlan], progress: Progress) -> PrepareReport:
@@ -214,15 +227,31 @@ class CudaBackend:
         if refused is not None:
             self._go_on(prepared, tensors, stream, refused)
 
+    def enqueue_with_part(self, prepared: PreparedPlan, tensors: dict[str, Tensor], part: WeightPart) -> None:
+        """:meth:`enqueue` with a part of a weight as ``w``. The tolerance is that for even weights."""
+        keeping, found = prepared.keeping, None
+        if keeping is not None:
+            recipe, stream = keeping.recipe + part.name, self.stream()
+            if not part.owner.is_inference() and not driver.is_capturing(stream):
+                found = keeping.weights.find(part.owner, stream, recipe)
+            keeping = Keeping(keeping.weights, keeping.launches, recipe, True, found, part.make)
+            prepared = replace(prepared, keeping=keeping)
+            tensors["owner"] = part.owner
+        if found is None:
+            tensors["w"] = part.make()
+        self.enqueue(prepared, tensors)
+
     def _enqueue_keeping(
         self, prepared: PreparedPlan, keeping: Keeping, tensors: MutableMapping[str, Tensor], stream: int
     ) -> bool:
         """:meth:`enqueue` with a cached weight, or caching it. Returns False if the weight cannot be cached now."""
-        plan, w = prepared.plan, tensors.get("owner", tensors["w"])
+        plan, w = prepared.plan, tensors["owner"] if "owner" in tensors else tensors["w"]
         if w.is_inference():  # it has no version counter
             return False
         capturing = driver.is_capturing(stream)
-        weights = None if capturing else keeping.weights.find(w, stream, keeping.recipe)
+        weights = keeping.found
+        if weights is None and not capturing:
+            weights = keeping.weights.find(w, stream, keeping.recipe)
         state, first = None, keeping.launches
         if weights is None:
             if not keeping.judged and plan.ways:
@@ -274,6 +303,8 @@ class CudaBackend:
         if launched and residual is not None and residual.data_ptr() == tensors["y"].data_ptr():
             raise error  # earlier launches may have overwritten the residual
         self._give_up(error)
+        if prepared.keeping is not None and prepared.keeping.make is not None:
+            tensors["w"] = prepared.keeping.make()
         other = self.prepare_launches(self._plan_again(prepared.plan), self.weights)
         if error.symbol in {kernel.symbol for kernel in other.plan.kernels}:
             raise error
@@ -292,14 +323,14 @@ class CudaBackend:
     def new_output(self, like: Tensor, shape: Shape, strides: Strides) -> Tensor:
         return like.new_empty_strided(shape, strides)
 
-    def prepare_launches(self, plan: Plan, weights: PreparedWeights) -> PreparedPlan:
+    def prepare_launches(self, plan: Plan, weights: PreparedWeights, *, part_of_frozen: bool = False) -> PreparedPlan:
         """Prepare a 2-D plan. Plan again until all kernels load and have the occupancy that the planner assumed.
 
-        ``weights``: weight cache for a frozen problem.
+        ``weights``: weight cache for a frozen problem, or one whose weight is a ``part_of_frozen``.
         """
         tried: set[str] = set()
         while True:
-            keeps = plan.problem.frozen and plan.weights_bytes > 0
+            keeps = (plan.problem.frozen or part_of_frozen) and plan.weights_bytes > 0
             if keeps:
                 plan = plan.with_weights_apart()
             try:

@@ -6,12 +6,14 @@ two forms of a volume and the folded border are candidates that a planner weighs
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..problem import Problem
 
 if TYPE_CHECKING:  # planners import this module, and need no torch
+    from torch import Tensor
+
     from ..backend import Run
 
 
@@ -31,6 +33,27 @@ class Lowering(Protocol):
 
     def in_words(self) -> str:
         """Text for ``explain``."""
+
+
+class WeightPart(NamedTuple):
+    """Part of a weight, made for one of a lowering's problems."""
+
+    owner: Tensor
+    """The weight itself, by which weight caches identify it."""
+    name: bytes
+    """Tells the parts of a weight apart."""
+    make: Callable[[], Tensor]
+
+
+def run_with_part(run: Run, tensors: dict[str, Tensor], part: WeightPart) -> None:
+    """Run a problem with a part of a weight as ``w``. A backend's run with a method ``with_part`` makes the part only
+    if its weight cache does not have it."""
+    with_part: Callable[[dict[str, Tensor], WeightPart], None] | None = getattr(run, "with_part", None)
+    if with_part is None:
+        tensors["w"] = part.make()
+        run(tensors)
+    else:
+        with_part(tensors, part)
 
 
 class Rewrite:

@@ -87,7 +87,7 @@ class VolumePlan(Generic[P]):
 
     @property
     def ways(self) -> tuple[Way, ...]:
-        """Empty: weights of volumes are not cached, so they are never known when a plan is chosen."""
+        """Empty: no plan of a volume is made for known weights."""
         return ()
 
     @property

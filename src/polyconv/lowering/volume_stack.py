@@ -28,6 +28,7 @@ from ..numerics.aliasing import all_apart
 from ..numerics.prediction import error_of_additions, rounding_error
 from ..problem import AXES, RESULTS, PaddingMode, Pass, Problem, contiguous_strides
 from ..util.intmath import ceil_div
+from .base import WeightPart, run_with_part
 from .epilogue import apply_epilogue, begun, summed_per_channel
 from .extreme_geometry import Axis
 
@@ -393,13 +394,20 @@ def _run_fprop_or_dgrad(stack: Stack, runs: Mapping[Problem, Run], tensors: Mapp
     """Forward pass or input gradient."""
     memory = tensors[stack.side].new_empty(stack.room)
     for phase in stack.phases:
-        w = stacked_weights(tensors["w"], phase.taps, stack.axis, stack.side, stack.problem.groups)
+        part = _part(stack, phase, tensors["w"])
         for block, views in _filled_blocks(stack, phase, tensors, memory):
             for call, own in views:
-                runs[call.problem]({**own, "w": w, **({"bias": tensors["bias"]} if call.problem.bias else {})})
+                given = {**own, "bias": tensors["bias"]} if call.problem.bias else own
+                run_with_part(runs[call.problem], given, part)
             if stack.written:
                 for slices, slots in _slices_and_slots(stack, block, tensors, memory):
                     slices.add_(slots)
+
+
+def _part(stack: Stack, phase: StackedPhase, w: Tensor) -> WeightPart:
+    """Stacked weights of a phase, made once at most."""
+    make = lru_cache(1)(lambda: stacked_weights(w, phase.taps, stack.axis, stack.side, stack.problem.groups))
+    return WeightPart(w, f"{stack.name} {stack.axis} {phase.taps}".encode(), make)
 
 
 def _run_weight_gradient(stack: Stack, runs: Mapping[Problem, Run], tensors: Mapping[str, Tensor]) -> None:

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..activation import Activation
 from ..numerics.prediction import error_of_additions, rounding_error
 from ..problem import AXES, RESULTS, Pass, Problem, Shape, Strides, channels_last_strides, contiguous_strides
+from .base import WeightPart, run_with_part
 from .epilogue import apply_epilogue, begun, summed_per_channel
 from .extreme_geometry import Axis
 
@@ -110,13 +111,18 @@ class VolumeSum:
             for call, run, views in steps:
                 shape, strides, begins = views[name]
                 result = _seen(tensors[name], shape, call.result_strides, begins)
-                given = {key: _seen(tensors[key], *view) for key, view in views.items() if key != name}
+                given = {key: _seen(tensors[key], *view) for key, view in views.items() if key not in (name, "w")}
                 given[name] = apart.as_strided(shape, strides) if call.apart else result
                 if call.problem.bias:
                     given["bias"] = tensors["bias"]
                 if call.adds and not call.apart:
                     given["residual"] = result
-                run(given)
+                if "w" in views:
+                    whole = tensors["w"]
+                    make = partial(_seen, whole, *views["w"])
+                    run_with_part(run, given, WeightPart(whole, f"{NAME} {call.w}".encode(), make))
+                else:
+                    run(given)
                 if call.apart:
                     result.add_(given[name])
                 elif given[name] is not result:  # the backend returned a result buffer of its own

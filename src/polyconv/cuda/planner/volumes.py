@@ -48,7 +48,7 @@ class CudaVolumePlan(Autotunable, VolumePlan[Plan]):
 
     @property
     def keeps_weights(self) -> bool:
-        return False
+        return self.problem.frozen and any(plan.weights_bytes > 0 for plan in self.plans.values())
 
     def with_parts(self, plan: Callable[[Problem], Plan]) -> CudaVolumePlan:
         """The same lowering, with each 2-D problem planned by ``plan``."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import Any, ClassVar
 
 from ....numerics.prediction import half_error
 from ....problem import HALF_DTYPES, Extents, PaddingMode, Pair, Pass, Problem, Strides
@@ -19,14 +20,16 @@ from ..epilogue import finishing, task_with_epilogue, with_epilogue
 from ..implicit_gemm.fprop_dgrad import roles
 from ..implicit_gemm.fprop_dgrad_nhwc import CHUNK, GENERATIONS, why_not_in_chunks
 from ..implicit_gemm.wgrad import reduction, reduction_task
-from ..kernel_params import declared, half_structs, int32
+from ..kernel_params import Params, declared, half_structs, int32
 from ..plan import KernelSpec, Schedule, Task, Work
 from .halo import MOST_CHANNELS, element
 
 BandParams = declared("depthwise/band", "BandParams")
 BandWgradParams = declared("depthwise/band_wgrad", "BandWgradParams")
+BandWgradNhwcParams = declared("depthwise/band_wgrad_nhwc", "BandWgradNhwcParams")
 _PARAMS = half_structs(BandParams)
 _WGRAD_PARAMS = half_structs(BandWgradParams)
+_WGRAD_NHWC_PARAMS = half_structs(BandWgradNhwcParams)
 
 DTYPES = HALF_DTYPES
 CHANNELS = 16
@@ -36,6 +39,8 @@ TILES = {
     (3, 3): ((7, CHANNELS), (3, CHANNELS)),
 }
 """By compiled kernel size: products side by side, and channels of a block."""
+STEP = 8
+"""Rows of dy between two barriers of the weight gradient with adjacent channels."""
 
 
 @dataclass(frozen=True)
@@ -171,10 +176,13 @@ class BandCandidate(_Bands):
 
 @dataclass(frozen=True, slots=True)
 class BandCut:
-    """Cut of the weight gradient into tiles of dy (jobs) and slices of jobs."""
+    """Cut of the weight gradient into jobs, each a run of rows of dy in a tile of columns, and slices of jobs."""
 
     tiles_w: int
     tiles: int
+    """Jobs of an image."""
+    steps: int
+    """Steps of a job, of eight rows each."""
     jobs: int
     jobs_per_slice: int
     slices: int
@@ -184,6 +192,14 @@ class BandCut:
 @dataclass(frozen=True)
 class BandWgradCandidate(_Bands):
     """wgrad: all taps in four accumulators per lane."""
+
+    params: ClassVar[type[Params]] = BandWgradParams
+    blocks_per_sm: ClassVar[int] = 16
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block."""
+        return 0
 
     @cached_property
     def kernel(self) -> KernelSpec:
@@ -199,15 +215,20 @@ class BandWgradCandidate(_Bands):
         ).of_halves(self.dtype)
 
     def cut(self, problem: Problem, sms: int, workspace: int) -> BandCut:
-        """Choose slices for about 16 blocks per multiprocessor, and partial sums that fit the workspace."""
+        """Choose slices for about :attr:`blocks_per_sm`, and partial sums that fit the workspace."""
         (rows, columns), channels = problem.out_size, problem.out_channels
         columns_padded = round_up(prod(self.taps) + problem.bias, 4)
         tiles_w = ceil_div(columns, 8 * self.tiles_n)
-        tiles = tiles_w * ceil_div(rows, 32)
+        wanted = ceil_div(self.blocks_per_sm * sms, ceil_div(channels, self.channels))
+        steps = self._steps(ceil_div(rows, STEP), ceil_div(wanted, problem.batch * tiles_w))
+        tiles = tiles_w * ceil_div(rows, STEP * steps)
         jobs = int32(problem.batch * tiles, "the number of tiles of y")
-        most = max(1, min(workspace // (4 * channels * columns_padded), ceil_div(16 * sms, channels)))
-        each = ceil_div(jobs, most)
-        return BandCut(tiles_w, tiles, jobs, each, ceil_div(jobs, each), columns_padded)
+        each = ceil_div(jobs, max(1, min(workspace // (4 * channels * columns_padded), wanted)))
+        return BandCut(tiles_w, tiles, steps, jobs, each, ceil_div(jobs, each), columns_padded)
+
+    def _steps(self, every: int, runs: int) -> int:
+        """Steps of a job, of all those of an image's rows, if that many runs of rows would fill the GPU."""
+        return 4
 
     def sums(self, problem: Problem, sms: int, workspace: int) -> tuple[int, ...]:
         """In an accumulator, over accumulators and rows of dy, over warps, over slices."""
@@ -220,28 +241,91 @@ class BandWgradCandidate(_Bands):
         yield reduction_task(problem, cut.slices, cut.columns_padded)
 
     def _task(self, problem: Problem, cut: BandCut) -> Task:
-        channels = problem.out_channels
-        moved = moved_bytes(problem) + 4 * cut.slices * channels * cut.columns_padded
-        work = Work(cut.slices * channels, cut.slices * channels, cut.jobs * channels, moved)
-        return Task(self.kernel, (cut.slices, channels, 1), work)
+        channels = ceil_div(problem.out_channels, self.channels)
+        moved = moved_bytes(problem) + 4 * cut.slices * problem.out_channels * cut.columns_padded
+        work = Work(cut.slices * channels, *self._tiles_and_steps(cut, channels), moved)
+        return Task(self.kernel, (cut.slices, channels, 1), work, dynamic_shared=self.shared_bytes)
+
+    def _tiles_and_steps(self, cut: BandCut, channels: int) -> tuple[int, int]:
+        """In the kernel's profile: blocks and jobs."""
+        return cut.slices * channels, cut.jobs * channels
 
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
         cut = self.cut(problem, sms, workspace)
-        p = BandWgradParams(channels=problem.out_channels, columns_padded=cut.columns_padded, bias=problem.bias)
+        p = self.params(channels=problem.out_channels, columns_padded=cut.columns_padded, bias=problem.bias)
         p.height, p.width = problem.in_size
         p.rows, p.columns = problem.out_size
         p.place("x", problem.x_strides, "x")
         p.place("dy", problem.y_strides, "the gradient of y")
         p.pad_top, p.pad_left = problem.padding[0], problem.padding[2]
-        p.pairs_x = _in_pairs(problem, problem.x_strides, problem.in_size)
-        p.pairs_dy = _in_pairs(problem, problem.y_strides, problem.out_size)
-        p.shift = p.pad_left % 2 if p.pairs_x else 0
         p.jobs, p.jobs_per_slice = cut.jobs, cut.jobs_per_slice
-        p.tiles, p.tiles_w, p.multiplier = cut.tiles, cut.tiles_w, problem.channels_per_group[1]
-        slots = kernel_params.slots(BandWgradParams, x="x", dy="y", partial="workspace")
+        p.tiles, p.tiles_w = cut.tiles, cut.tiles_w
+        self._fill(p, problem, cut)
+        slots = kernel_params.slots(self.params, x="x", dy="y", partial="workspace")
         first = self._task(problem, cut).launch(bytes(p), slots)
         second = reduction(problem, cut.slices, prod(self.taps), cut.columns_padded)
         return Schedule((first, second), 4 * cut.slices * problem.out_channels * cut.columns_padded)
+
+    def _fill(self, p: Any, problem: Problem, cut: BandCut) -> None:
+        """Fill in the parameters of this kernel alone."""
+        p.pairs_x = _in_pairs(problem, problem.x_strides, problem.in_size)
+        p.pairs_dy = _in_pairs(problem, problem.y_strides, problem.out_size)
+        p.shift = p.pad_left % 2 if p.pairs_x else 0
+        p.multiplier = problem.channels_per_group[1]
+
+
+@dataclass(frozen=True)
+class BandWgradNhwcCandidate(BandWgradCandidate):
+    """wgrad with adjacent channels: all taps of a channel in eight accumulators per lane of one warp."""
+
+    params: ClassVar[type[Params]] = BandWgradNhwcParams
+    blocks_per_sm: ClassVar[int] = 4
+
+    @property
+    def _memory(self) -> str:
+        return f"polyconv::BandWgradNhwc<{self.tiles_n}>"
+
+    @property
+    def shared_bytes(self) -> int:
+        """Per channel: a ring of 16 rows of x, and two copies of eight rows of dy."""
+        pairs = 4 * self.tiles_n + 4
+        x, copy = 2 * STEP * (pairs + 4), pairs + 4
+        dy = STEP * (2 * copy + (4 if copy % 32 < 7 else 0))
+        return 4 * self.channels * sum((words + 7) // 16 * 16 + 8 for words in (x, dy))
+
+    @cached_property
+    def kernel(self) -> KernelSpec:
+        h, w = self.taps
+        return KernelSpec.of(
+            _WGRAD_NHWC_PARAMS[self.dtype],
+            "depthwise/band_wgrad_nhwc",
+            *(h, w, self.tiles_n, *element(self.dtype)),
+            symbol=f"depthwise_band_wgrad_nhwc_{h}x{w}_{8 * self.tiles_n}",
+            threads=256,
+            min_blocks=2,
+            facts={
+                f"sizeof({self._memory})": self.shared_bytes,
+                f"{self._memory}::kStep": STEP,
+                "polyconv::kBandChannels": CHANNELS,
+            },
+            generations=GENERATIONS,
+        ).of_halves(self.dtype)
+
+    def _steps(self, every: int, runs: int) -> int:
+        """At least four if the image has them: a job reads eight rows of x before its first step."""
+        return ceil_div(every, min(ceil_div(every, 4), runs))
+
+    def sums(self, problem: Problem, sms: int, workspace: int) -> tuple[int, ...]:
+        """In an accumulator, over accumulators and rows of dy, over slices."""
+        cut = self.cut(problem, sms, workspace)
+        products = STEP // 2 * (self.tiles_n + 1) // 4
+        return (cut.jobs_per_slice * cut.steps * products * 16, 2, 2, cut.slices)
+
+    def _tiles_and_steps(self, cut: BandCut, channels: int) -> tuple[int, int]:
+        return cut.jobs * channels, cut.jobs * channels * cut.steps
+
+    def _fill(self, p: Any, problem: Problem, cut: BandCut) -> None:
+        p.steps = cut.steps
 
 
 def _in_pairs(problem: Problem, strides: Strides, size: Extents) -> bool:
@@ -253,7 +337,18 @@ CANDIDATES = {
     dtype: tuple(BandCandidate(taps, *tile, dtype) for taps, tiles in TILES.items() for tile in tiles)
     for dtype in DTYPES
 }
-GRADIENTS = {dtype: tuple(BandWgradCandidate((n, n), 7, 1, dtype) for n in (5, 7)) for dtype in DTYPES}
+GRADIENTS = {
+    dtype: tuple(
+        kind((n, n), tiles_n, channels, dtype)
+        for n in (5, 7)
+        for kind, tiles_n, channels in (
+            (BandWgradCandidate, 7, 1),
+            (BandWgradNhwcCandidate, 7, CHANNELS),
+            (BandWgradNhwcCandidate, 3, CHANNELS),
+        )
+    )
+    for dtype in DTYPES
+}
 
 
 def candidates(problem: Problem) -> Iterator[CudaCandidate]:
