@@ -8,8 +8,8 @@
 Predicted: instructions and bytes per block, tile and step (profiles.json) times what the launches say they do. Counted:
 sampled blocks of the full-size launches, executed as machine code. Both are sums over the launches of a plan of the
 time that the scarcest resource needs; traffic that stays in the L2 counts as DRAM's on both sides. Exit code 1 if any
-differs by more than 15 %. In half precision the last figure is the time of the multiplications at the tensor cores'
-peak, over the counted time.
+differs by more than 15 % on a V100, 25 % on others. In half precision the last figure is the time of the
+multiplications at the tensor cores' peak, over the counted time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from polyconv.measure import workloads
 from polyconv.problem import HALF_DTYPES, Pass
 from polyconv.tools.inspect.emulated_cost import count_plan, emulator
 
-TOLERANCE = 0.15
+TOLERANCE = {"v100": 0.15}
+OTHERS = 0.25
+"""On GPUs for which only half-precision kernels were counted again: other profiles are those of sm_70."""
 
 
 def main(names: str = "all12,models", gpu_name: str = "v100", dtype: str = "float32", layout: str = "") -> int:
@@ -35,7 +37,7 @@ def main(names: str = "all12,models", gpu_name: str = "v100", dtype: str = "floa
     assert gpu is not None, "counted figures need the emulator: in a source checkout, pip install -e tools/gpu_emulator"
     cache = KernelCache()
     wrong = []
-    compared = 0
+    compared, tolerance = 0, TOLERANCE.get(gpu_name, OTHERS)
     for workload in workloads.find(names):
         for kind in Pass:
             problem = replace(workload.problem(kind), dtype=dtype, tolerance=settings.current().tolerance)
@@ -48,7 +50,7 @@ def main(names: str = "all12,models", gpu_name: str = "v100", dtype: str = "floa
             counted_ms = sum(one.bound_ms for one in counted)
             off = predicted_ms / counted_ms - 1
             compared += 1
-            if abs(off) > TOLERANCE:
+            if abs(off) > tolerance:
                 wrong.append((workload.name, str(kind)))
             kernels = ", ".join(
                 f"{symbol} x{n}" for symbol, n in Counter(one.kernel.symbol for one in plan.launches).items()
@@ -61,7 +63,7 @@ def main(names: str = "all12,models", gpu_name: str = "v100", dtype: str = "floa
                 f"{off:+7.1%}  {kernels}",
                 flush=True,
             )
-    print(f"{compared} problems compared, {len(wrong)} differ by more than {TOLERANCE:.0%}: {wrong}")
+    print(f"{compared} problems compared, {len(wrong)} differ by more than {tolerance:.0%}: {wrong}")
     return 1 if wrong else 0
 
 

@@ -1,7 +1,7 @@
 """Counts what every kernel spends per block, tile and step, and writes ``src/polyconv/cuda/planner/profiles.json``.
 
     python benchmarks/gpu/profile_kernels.py            # all kernels, some minutes
-    python benchmarks/gpu/profile_kernels.py gather     # only those whose symbol has this word; the others stay
+    python benchmarks/gpu/profile_kernels.py _mma,_1x1  # only those whose symbol has one of these words; others stay
 
 Every way of every family runs some small problems as machine code in tools/gpu_emulator, whole launches, and the counts
 are fitted to the launches' own numbers of blocks, tiles and steps, with no negative part. The code is that of sm_70; of
@@ -24,9 +24,9 @@ import numpy as np
 from polyconv.cuda.jit.cache import KernelCache
 from polyconv.cuda.planner import DEVICES, Plan
 from polyconv.cuda.planner.candidate import CudaCandidate
-from polyconv.cuda.planner.cost import AMPERE, COUNTED_L2_BYTES, COUNTED_PRODUCTS, Spent
+from polyconv.cuda.planner.cost import AMPERE, COUNTED_L2_BYTES, COUNTED_PRODUCTS, SINGLY, Spent
 from polyconv.cuda.planner.depthwise import line, strip
-from polyconv.cuda.planner.plan import KernelSpec, Schedule
+from polyconv.cuda.planner.plan import KernelSpec, Launch, Schedule
 from polyconv.cuda.planner.planner import all_kernels, candidates
 from polyconv.problem import HALF_DTYPES, PaddingMode, Pass, Problem
 from polyconv.tools.inspect.emulated_cost import empty_buffers, emulator, execute
@@ -121,11 +121,11 @@ def counted_on(kernel: KernelSpec) -> dict[str, str]:
 
 
 def observe(gpu, way: CudaCandidate, problem: Problem, schedule: Schedule, cache: KernelCache, wanted: str):
-    """(symbol, (blocks, tiles, steps), cycles by resource) of every launch whose symbol contains the word."""
+    """(symbol, (blocks, tiles, steps), cycles by resource) of every launch whose symbol contains one of the words."""
     plan = Plan(problem, V100.name, way.name, schedule.launches, schedule.workspace_bytes, 0.0, 0.0, ())
     buffers = empty_buffers(gpu, plan)
     for launch in plan.launches:
-        if wanted not in launch.kernel.symbol:
+        if not _has_one(launch.kernel.symbol, wanted):
             continue
         if not launch.work.blocks:
             raise SystemExit(f"{launch.kernel.symbol} does not say how much work it is")
@@ -136,7 +136,21 @@ def observe(gpu, way: CudaCandidate, problem: Problem, schedule: Schedule, cache
                 continue
             light = run().speed_of_light(sms=1, l2_bytes_per_clk=COUNTED_L2_BYTES, tensor_rates=COUNTED_TENSOR_RATES)
             features = launch.work.blocks, launch.work.tiles, launch.work.steps
-            yield key, features, [light.row(name).cycles for name in RESOURCES]
+            counted = zip((light.row(name).cycles for name in RESOURCES), stated(launch), strict=True)
+            yield key, features, [max(0.0, cycles - apart) for cycles, apart in counted]
+
+
+def stated(launch: Launch) -> Spent:
+    """Cycles that the cost model charges beside the profile: lines and sectors that are not adjacent, single stores."""
+    work, singly = launch.work, SINGLY[launch.kernel.dtype in HALF_DTYPES]
+    apart = Spent(*(work.stored_singly * each for each in singly))
+    return apart._replace(
+        l1=apart.l1 + work.scattered_lines, l2=apart.l2 + work.scattered_sectors * 32 / COUNTED_L2_BYTES
+    )
+
+
+def _has_one(symbol: str, words: str) -> bool:
+    return any(word in symbol for word in words.split(","))
 
 
 def fit(rows: list[tuple[tuple[int, int, int], list[float]]]) -> list[list[float]]:
@@ -171,7 +185,8 @@ def main(wanted: str = "") -> None:
             for way in candidates(problem):
                 if way.refusal(problem) is None:
                     schedule = way.schedule(problem, SMS, 2**26)
-                    symbols = {launch.kernel.symbol for launch in schedule.launches if wanted in launch.kernel.symbol}
+                    launched = {launch.kernel.symbol for launch in schedule.launches}
+                    symbols = {symbol for symbol in launched if _has_one(symbol, wanted)}
                     if all(len(seen[symbol]) >= ENOUGH for symbol in symbols):
                         continue
                     for symbol, features, cycles in observe(gpu, way, problem, schedule, cache, wanted):

@@ -9,11 +9,11 @@ import pytest
 
 import gpu_emulator
 from emulate import A100, V100, cubin
-from nightly import sampled
+from nightly import NIGHTLY, sampled
 from polyconv.cuda.jit.cache import KernelCache
 from polyconv.cuda.planner import DEVICES, all_kernels, plan_cuda
 from polyconv.cuda.planner.candidate import CudaCandidate
-from polyconv.cuda.planner.cost import bound_us, cold, profiles, resource_us, tasks_us
+from polyconv.cuda.planner.cost import SECTOR, bound_us, cold, profiles, resource_us, scattered, tasks_us
 from polyconv.cuda.planner.device import CudaDevice
 from polyconv.cuda.planner.planner import DEFAULT_WORKSPACE, weigh
 from polyconv.cuda.planner.winograd import nonfused as winograd_nonfused
@@ -24,12 +24,23 @@ from polyconv.tools.inspect.emulated_cost import count_plan
 
 BOUNDS = [(workload.id, kind) for workload in find("all12,models") for kind in Pass]
 NEWER = [
-    ("resnet50-3b", kind, dtype, layout)
-    for kind in Pass
-    for dtype, layout in (("float32", "contiguous"), ("bfloat16", "contiguous"), ("bfloat16", "channels_last"))
+    (name, kind, dtype, layout)
+    for name, kind in BOUNDS
+    for dtype in ("float32", "bfloat16")
+    for layout in ("contiguous", "channels_last")
 ]
 SAMPLE = 8
 """Bounds that are counted except nightly: seconds each."""
+CLASSES = [
+    ("resnet50-3down", Pass.DGRAD, "bfloat16", "contiguous"),  # stored one element at a time
+    ("resnet50-1x1", Pass.DGRAD, "float32", "channels_last"),  # reads four channels at a time
+    ("resnet50-conv1", Pass.DGRAD, "bfloat16", "channels_last"),  # that, with few results
+    ("resnet50-conv1", Pass.WGRAD, "float32", "channels_last"),  # reads pixels that are apart
+    ("resnext-g32", Pass.FPROP, "bfloat16", "channels_last"),  # a step of the product has several taps
+    ("resnet50-5b", Pass.FPROP, "float32", "contiguous"),  # tiles of tensor cores are half empty
+    ("tiny-batch", Pass.FPROP, "bfloat16", "channels_last"),  # packing takes as long as the product
+]
+"""Those of NEWER that are counted except nightly: one of each class."""
 
 
 def test_every_kernel_has_been_counted() -> None:
@@ -45,7 +56,7 @@ def test_predicted_bounds_are_the_counted_ones(name: str, kind: Pass) -> None:
     assert predicted_ms == pytest.approx(sum(one.bound_ms for one in counted), rel=0.15)
 
 
-@pytest.mark.parametrize(("name", "kind", "dtype", "layout"), sampled(NEWER, 2, "newer"), ids=str)
+@pytest.mark.parametrize(("name", "kind", "dtype", "layout"), NEWER if NIGHTLY else CLASSES, ids=str)
 def test_predicted_bounds_on_an_a100(name: str, kind: Pass, dtype: str, layout: str) -> None:
     """Of code for sm_80, in float32 and in half precision; traffic that stays in the L2 counts on both sides."""
     problem = replace(find(name)[0].problem(kind), dtype=dtype)
@@ -56,8 +67,36 @@ def test_predicted_bounds_on_an_a100(name: str, kind: Pass, dtype: str, layout: 
     assert predicted_ms == pytest.approx(sum(one.bound_ms for one in counted), rel=0.25)
 
 
+# ---- Elements that are not adjacent
+
+
+@pytest.mark.parametrize(("kind", "alone"), [(Pass.FPROP, False), (Pass.DGRAD, True)])
+def test_strided_gradients_are_stored_one_element_at_a_time(kind: Pass, alone: bool) -> None:
+    """That takes longer than the products of the layer, and four pixels of the forward pass are stored at a time."""
+    problem = replace(find("resnet50-3down")[0].problem(kind), dtype="bfloat16")
+    (launch,) = plan_cuda(problem, A100).launches[1:]
+    assert launch.work.stored_singly == (prod(problem.x_shape) if alone else 0)
+    spent = resource_us(launch, A100)
+    assert (spent["issue"] > 2 * spent["tensor"]) is alone
+
+
+def test_elements_that_are_apart_lie_in_lines_of_their_own() -> None:
+    assert scattered(4, 4) == 0
+    assert scattered(4, 128) == scattered(4, 4096) == 31 * 124 / 128
+    assert scattered(2, 4, SECTOR) == 31 * 2 / 32
+
+
+@pytest.mark.parametrize("name", ["resnet50-1x1", "resnet50-conv1", "resnext-g32"])
+def test_input_gradients_in_channels_last_are_not_gathered_channel_by_channel(name: str) -> None:
+    """A warp that reads one channel of 32 pixels touches 32 lines."""
+    plan = plan_cuda(find(name)[0].problem(Pass.DGRAD).channels_last(), A100)
+    assert "_taps_" not in plan.choice.replace("_taps_vector_", "_")
+
+
 def test_enough_problems() -> None:
     assert len(BOUNDS) >= 60
+    assert len(NEWER) == 4 * len(BOUNDS)
+    assert set(CLASSES) <= set(NEWER)
 
 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=lambda device: device.arch)

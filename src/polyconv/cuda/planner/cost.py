@@ -17,7 +17,7 @@ from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
-from ...problem import Pass, Problem
+from ...problem import HALF_DTYPES, Pass, Problem
 from ...selection import PlanError
 from ...util.gpu_arch import half_per_clock
 from ...util.intmath import round_up
@@ -43,6 +43,16 @@ class Spent(NamedTuple):
     tensor: float = 0.0
 
 
+LINE, SECTOR = 128, 32
+"""Bytes of a line of the L1 and of a sector of the L2."""
+
+
+def scattered(each: int, step: float, unit: int = LINE, lanes: int = 32) -> float:
+    """Extra lines, or sectors, of one access to elements of ``each`` bytes that lie ``step`` bytes apart, not side by
+    side. A lane's element is in another line than its neighbour's with the probability distance / line."""
+    return max(0.0, (lanes - 1) * (min(unit, abs(step)) - min(unit, each)) / unit)
+
+
 class Profile(NamedTuple):
     """Cost of one block, one tile and one step of a kernel."""
 
@@ -61,6 +71,14 @@ FINISHED = Spent(0.1, 0.08, 0.1, 0.05, 0.16)
 """Epilogue cost per element: about that of a residual and SiLU, the most expensive, in kernels that store several
 elements at a time (``benchmarks/gpu/count_epilogue.py``; one at a time: up to 0.35). Special functions take 0.125 of
 their own pipe, a quarter of the DRAM time of reading or writing the element once."""
+
+
+SINGLY = {
+    False: Spent(0.05, 0.1, 0.1, 0.2, 0.55),
+    True: Spent(0.68, 0.66, 0.86, 0.0, 0.04),
+}
+"""Cost per element that an implicit GEMM stores alone, compared with four pixels at a time; True: on tensor cores,
+where a thread finds the place of each store anew. The same for all tiles, on sm_70 and sm_80."""
 
 
 AMPERE = "@sm_80"
@@ -90,6 +108,8 @@ def _spent_us(launch: Task | Launch, device: CudaDevice) -> Spent:
     work, (block, tile, step) = launch.work, profile_of(launch.kernel, device)
     blocks, tiles, steps, done = work.blocks, work.tiles, work.steps, work.finished
     rate = device.sms * device.clock_mhz
+    if work.stored_singly:
+        tile = _with_single_stores(tile, launch)
     # Unrolled: planning spends most of its time here.
     fp32 = blocks * block.fp32 + tiles * tile.fp32 + steps * step.fp32 + done * FINISHED.fp32
     integer = blocks * block.integer + tiles * tile.integer + steps * step.integer + done * FINISHED.integer
@@ -105,6 +125,13 @@ def _spent_us(launch: Task | Launch, device: CudaDevice) -> Spent:
         (l2 * COUNTED_L2_BYTES + work.scattered_sectors * 32) / (device.l2_gbs * 1e3),
         tensor * COUNTED_PRODUCTS / device.products_per_clock(launch.kernel.dtype) / rate if tensor else 0.0,
     )
+
+
+def _with_single_stores(tile: Spent, launch: Task | Launch) -> Spent:
+    """Cost of a tile with its share of the elements that the launch stores one at a time."""
+    each = launch.work.stored_singly / launch.work.tiles
+    singly = SINGLY[launch.kernel.dtype in HALF_DTYPES]
+    return Spent(*(own + each * one for own, one in zip(tile, singly, strict=True)))
 
 
 def _memory_us(launch: Task | Launch, device: CudaDevice) -> float:

@@ -146,6 +146,8 @@ class Work:
     """Extra L1 lines touched because elements are not adjacent, for example in a dilated row."""
     scattered_sectors: int = 0
     """Extra L2 sectors, likewise."""
+    stored_singly: int = 0
+    """Elements stored one at a time by a kernel that otherwise stores several."""
     finished: int = 0
     """Elements finished by an epilogue before they are stored."""
     passed_bytes: int = 0

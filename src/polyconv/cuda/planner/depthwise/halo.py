@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from ctypes import c_int32
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -15,7 +15,7 @@ from .. import kernel_params
 from ..candidate import CudaCandidate, DirectCandidate
 from ..cost import moved_bytes
 from ..epilogue import finishing, kernel_with_epilogue, task_with_epilogue, with_epilogue
-from ..implicit_gemm.fprop_dgrad import BORDER_FACTS, BORDERS, Roles, roles
+from ..implicit_gemm.fprop_dgrad import BORDER_FACTS, BORDERS, Roles, roles, scattered_columns
 from ..implicit_gemm.tiles import ELEMENTS
 from ..implicit_gemm.wgrad import bordered, reduction, reduction_task
 from ..kernel_params import MAX_PHASES, PHASE_FACTS, FastDivisor, Params, declared, half_structs, int32
@@ -89,6 +89,13 @@ def element(dtype: str) -> tuple[str, ...]:
 def _per_block(jobs: int, blocks: int, sms: int) -> int:
     """Jobs per block: as many as still leave eight blocks per multiprocessor."""
     return max(1, min(jobs, jobs * blocks // (8 * sms)))
+
+
+def _inside(extent: int, count: int, tile: int, step: int, first: int, halo: int) -> float:
+    """Source positions of a tile that are inside the image, on average over the tiles of an axis. ``first``: where the
+    source of the first position begins."""
+    origins = [first + position * step for position in range(0, count, tile)]
+    return sum(max(0, min(extent, origin + halo) - max(0, origin)) for origin in origins) / max(1, len(origins))
 
 
 @dataclass(frozen=True)
@@ -178,8 +185,20 @@ class HaloCandidate(_PlaneCandidate):
         walked = tiles * problem.batch * channels
         rounds = ceil_div(height * width, self.tile.threads) * r.channels  # load iterations of a tile's source
         work = Work(jobs * channels * phases, walked * phases * rounds, walked * taps, moved_bytes(problem))
+        work = replace(work, **self._scattered(problem, r, walked * phases * r.channels))
         task = Task(self.kernel, (jobs, channels, phases), work, dynamic_shared=self.shared(problem))
         yield task_with_epilogue(problem, task, prod(problem.y_shape))
+
+    def _scattered(self, problem: Problem, r: Roles, tiles: int) -> dict[str, int]:
+        """Extra lines and sectors of a number of source tiles and of the result, where columns are not adjacent."""
+        (height, width), h, w = self.halo(problem), r.phases_h[0], r.phases_w[0]
+        first_h, first_w = (p.read_first + min(0, (p.taps - 1) * p.tap_step) for p in (h, w))
+        inside = _inside(r.source_size[0], h.count, self.tile.height, h.read_step, first_h, height)
+        inside *= _inside(r.source_size[1], w.count, self.tile.width, w.read_step, first_w, width)
+        stores, each = problem.batch * problem.groups * r.outputs * prod(r.written_size), problem.element_bytes
+        loaded = scattered_columns(r.source_strides, int(tiles * inside) // 32, each=each)
+        stored = scattered_columns(r.written_strides, stores // 32, each=each)
+        return {"scattered_lines": loaded[0] + stored[0], "scattered_sectors": loaded[1] + stored[1]}
 
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
         r = roles(problem)
@@ -289,9 +308,24 @@ class HaloWgradCandidate(_PlaneCandidate):
             walked * ceil_div(height * width, self.tile.threads),
             walked * self.taps,
             moved_bytes(problem) + 4 * cut.slices * problem.out_channels * cut.columns_padded,
+            **self._scattered(problem, walked, cut.chunks),
         )
         grid = (cut.slices, problem.out_channels, cut.chunks)
         return Task(self.kernel, grid, work, dynamic_shared=self.shared(problem))
+
+    def _scattered(self, problem: Problem, tiles: int, chunks: int) -> dict[str, int]:
+        """Extra lines of the tiles of x and dy, and sectors of both, read once per chunk of taps, where columns are not
+        adjacent."""
+        (height, width), (rows, columns) = self.halo(problem), problem.out_size
+        (top, _, left, _), (stride_h, stride_w) = problem.padding, problem.stride
+        inside = _inside(problem.in_size[0], rows, self.tile.height, stride_h, -top, height)
+        inside *= _inside(problem.in_size[1], columns, self.tile.width, stride_w, -left, width)
+        planes, each = problem.batch * problem.out_channels * chunks // 32, problem.element_bytes
+        dy = planes * rows * columns
+        of_x, _ = scattered_columns(problem.x_strides, int(tiles * inside) // 32, each=each)
+        of_dy, sectors_dy = scattered_columns(problem.y_strides, dy, each=each)
+        _, sectors_x = scattered_columns(problem.x_strides, planes * prod(problem.in_size), each=each)
+        return {"scattered_lines": of_x + of_dy, "scattered_sectors": sectors_x + sectors_dy}
 
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
         cut = self.cut(problem, sms, workspace)

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
+from typing import ClassVar
 
 from ....algebra.polyphase import DenseAxis, Phase, dense_axis, forward_phases, gradient_phases
 from ....problem import Extents, PaddingMode, Pass, Problem, Strides
 from ....util.intmath import ceil_div, round_up
 from .. import kernel_params
 from ..candidate import DirectCandidate
-from ..cost import moved_bytes
+from ..cost import LINE, SECTOR, moved_bytes, scattered
 from ..epilogue import has_epilogue, kernel_with_epilogue, task_with_epilogue, with_epilogue
 from ..kernel_params import (
     DIVIDEND_LIMIT,
@@ -154,6 +155,8 @@ ROWS_BORDERED = LoaderKind(
     "rows_bordered", ("RowLoader<{tile}, polyconv::Gather::kBordered>",), 1, True, ("128x64", "64x64", "256x8")
 )
 FOLDED = LoaderKind("folded", (), 2, True, (), "implicit_gemm_folded")
+GATHERS_PIXELS = (TAPS, TAPS_VECTOR, ROWS, ROWS_BORDERED, FOLDED)
+"""Loaders whose warps read from each of 32 neighbouring pixels."""
 LOADERS = (TAPS, TAPS_VECTOR, POINTWISE, ROWS, ROWS_BORDERED, FOLDED)
 
 PACK_FACTS = {"polyconv::kDepth": GemmTile.depth, **PHASE_FACTS}
@@ -216,6 +219,34 @@ def _written_vector(problem: Problem, r: Roles) -> int:
     return 2 if dense_channels(r.written_strides, r.outputs, problem) else 0
 
 
+@lru_cache(maxsize=4096)
+def _taps_inside(phase: Phase, size: int) -> float:
+    """Taps that read inside an image of ``size``, on average over the positions of a phase."""
+    step, inside = phase.read_step, 0
+    for tap in range(phase.taps):
+        first = phase.read_first + tap * phase.tap_step
+        before, within = max(0, ceil_div(-first, step)), max(0, ceil_div(size - first, step))
+        inside += max(0, min(phase.count, within) - before)
+    return inside / max(1, phase.count)
+
+
+def scattered_pixels(pixels: int, each: int, width: int, step: int, row: int) -> float:
+    """Extra lines of a load of ``each`` bytes from each of some flattened pixels: neighbours are ``step`` bytes apart
+    within a row of ``width`` pixels, rows ``row`` bytes."""
+    turns = 1 / max(width, 1)
+    within, between = scattered(each, step, lanes=pixels), scattered(each, row - (width - 1) * step, lanes=pixels)
+    return (1 - turns) * within + turns * between
+
+
+def scattered_columns(strides: Strides, accesses: int, step: int = 1, each: int = 4) -> tuple[int, int]:
+    """Extra lines and sectors of warps that access every ``step``-th column of a row, one element to a lane, where
+    columns are not adjacent in memory. The profiles are those of adjacent columns."""
+    near = each * step
+    far = near * abs(strides[3])
+    lines, sectors = (scattered(near, far, unit) for unit in (LINE, SECTOR))
+    return int(accesses * lines), int(accesses * sectors)
+
+
 def dense_pixels(strides: Strides, size: Extents, problem: Problem) -> bool:
     batch, channel, row, column = strides
     dense = column == 1 and row == size[1] and size[0] * size[1] % 4 == 0
@@ -234,6 +265,8 @@ class ImplicitGemmCandidate(DirectCandidate):
 
     tile: BlockTile
     loader: LoaderKind
+    stores_chunks: ClassVar[bool] = False
+    """Whether several channels are stored at a time in any case."""
 
     @property
     def pack(self) -> KernelSpec:
@@ -336,8 +369,10 @@ class ImplicitGemmCandidate(DirectCandidate):
         grid = (output_tiles, ceil_div(r.channels, 8), len(tables.first_rows))
         blocks, elements = grid[0] * grid[1] * grid[2], problem.groups * tables.rows * outputs_padded
         taps = sum(h.taps for h in tables.h) * sum(w.taps for w in tables.w)
-        moved = 2 * problem.element_bytes * elements
-        return Task(self.pack, grid, Work(blocks, blocks, grid[0] * grid[1] * taps, moved))
+        each = problem.element_bytes
+        lines = elements * r.outputs / outputs_padded / 32 * scattered(each, each * r.w_output)
+        work = Work(blocks, blocks, grid[0] * grid[1] * taps, 2 * each * elements, int(lines))
+        return Task(self.pack, grid, work)
 
     def _pack(
         self, problem: Problem, r: Roles, tables: PhaseTables, table: tuple[str, int] | None, packed: tuple[str, int]
@@ -361,16 +396,31 @@ class ImplicitGemmCandidate(DirectCandidate):
         most_rows, most_columns = max(h.count for h in tables.h), max(w.count for w in tables.w)
         tiles = ceil_div(slab.images * min(slab.lines, most_rows) * most_columns, tile.m) * channel_tiles
         blocks = steps = 0
+        rows = 0.0  # loaded: of the reduction, by pixels
         for h in tables.h:
             pixels = slab.images * slab.lines_of(h)
             for w in tables.w:
                 here = ceil_div(pixels * w.count, tile.m) * channel_tiles * problem.groups
                 blocks, steps = blocks + here, steps + here * ceil_div(h.taps * w.taps * r.channels, tile.depth)
+                inside = _taps_inside(h, r.source_size[0]) * _taps_inside(w, r.source_size[1])
+                rows += pixels * w.count * channel_tiles * problem.groups * r.channels * inside
         part = slab.images * min(slab.lines, most_rows) / (problem.batch * most_rows)
         packed = problem.element_bytes * problem.groups * tables.rows * self._outputs_padded(r)
-        work = Work(blocks, blocks, steps, int(part * moved_bytes(problem)) + packed)
+        moved = int(part * moved_bytes(problem)) + packed
+        singly = not self.stores_chunks and _written_vector(problem, r) == 0
+        stored = int(part * problem.batch * problem.groups * r.outputs * prod(r.written_size)) if singly else 0
+        work = Work(blocks, blocks, steps, moved, self._scattered(problem, r, tables, rows), stored_singly=stored)
         task = Task(self.kernel, (tiles, problem.groups, len(tables.first_rows)), work)
         return task_with_epilogue(problem, task, int(part * prod(problem.y_shape)))
+
+    def _scattered(self, problem: Problem, r: Roles, tables: PhaseTables, rows: float) -> int:
+        """Extra lines of loads of ``rows`` elements: a warp reads one, or four channels, of each of 32 pixels."""
+        if self.loader not in GATHERS_PIXELS:
+            return 0
+        h, w, each = tables.h[0], tables.w[0], problem.element_bytes
+        step, row = each * w.read_step * r.source_strides[3], each * h.read_step * r.source_strides[2]
+        channels = 4 if self.loader is TAPS_VECTOR else 1
+        return int(rows / (32 * channels) * scattered_pixels(32, channels * each, w.count, step, row))
 
     def _can_finish(self) -> bool:
         """Whether an instance with an epilogue exists."""

@@ -8,14 +8,14 @@ with and without an epilogue: sums are finished at the store, four at a time, so
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from ....numerics.prediction import half_error
 from ....problem import HALF_DTYPES, Pass, Problem
 from ..epilogue import finishing
 from ..kernel_params import PHASE_FACTS, half_structs
-from ..plan import KernelSpec, Task
+from ..plan import KernelSpec
 from .fprop_dgrad import (
     BORDER_FACTS,
     FOLDED,
@@ -29,9 +29,6 @@ from .fprop_dgrad import (
     ImplicitGemmParams,
     LoaderKind,
     PackParams,
-    PhaseTables,
-    Roles,
-    Slab,
 )
 from .tiles import MATRIX_SLIM, MATRIX_SMALL, MATRIX_SQUARE, MATRIX_TALL, MatrixTile
 
@@ -47,9 +44,6 @@ TILES: dict[LoaderKind, tuple[MatrixTile, ...]] = {
 }
 """Tiles by loader: few, because each instance is compiled for two formats."""
 
-GATHERS_PIXELS = (TAPS, ROWS, ROWS_BORDERED, FOLDED)
-"""Loaders whose warps read one element of each of 32 neighbouring pixels."""
-
 PACKS = {
     dtype: KernelSpec.of(
         struct, "implicit_gemm/pack_weights", MatrixTile.depth, threads=256, facts=PACK_FACTS
@@ -57,11 +51,6 @@ PACKS = {
     for dtype, struct in half_structs(PackParams).items()
 }
 _PARAMS = half_structs(ImplicitGemmParams)
-
-
-def lines_of(elements: int, stride: int) -> int:
-    """L1 lines of 128 bytes that a number of 16-bit elements touch, a stride apart."""
-    return min(elements, max(1, elements * stride // 64))
 
 
 @dataclass(frozen=True)
@@ -95,15 +84,6 @@ class ImplicitGemmMmaCandidate(ImplicitGemmCandidate):
 
     def _can_finish(self) -> bool:
         return True
-
-    def _gather_task(self, problem: Problem, r: Roles, tables: PhaseTables, slab: Slab) -> Task:
-        """With the lines that a warp reads because its 32 pixels are not adjacent, as in the profiles."""
-        task = super()._gather_task(problem, r, tables, slab)
-        if self.loader not in GATHERS_PIXELS:
-            return task
-        requests = task.work.steps * self.tile.depth * self.tile.m // 32
-        lines = requests * (lines_of(32, abs(tables.w[0].read_step) * r.source_strides[3]) - 1)
-        return replace(task, work=replace(task.work, scattered_lines=lines))
 
 
 CANDIDATES = {

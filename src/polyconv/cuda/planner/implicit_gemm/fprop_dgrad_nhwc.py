@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ....problem import HALF_DTYPES, PaddingMode, Pass, Problem
+from ..cost import LINE
 from ..epilogue import finishing
 from ..kernel_params import PHASE_FACTS, half_structs
 from ..plan import KernelSpec, Task
@@ -71,6 +72,7 @@ class ImplicitGemmNhwcCandidate(ImplicitGemmMmaCandidate):
     """fprop or dgrad of 16-bit tensors with adjacent channels."""
 
     tile: PipelinedTile
+    stores_chunks = True
 
     @property
     def pack(self) -> KernelSpec:
@@ -99,6 +101,14 @@ class ImplicitGemmNhwcCandidate(ImplicitGemmMmaCandidate):
         if r.border is not PaddingMode.ZEROS:
             return f"cannot read a {r.border} border"
         return why_not_in_chunks(problem)
+
+    def _scattered(self, problem: Problem, r: Roles, tables: PhaseTables, rows: float) -> int:
+        """A warp copies four chunks of each of eight pixels. With few channels they lie under several taps, in lines of
+        their own unless the taps are neighbours."""
+        taps = max(1.0, self.tile.depth / r.channels)
+        turns = (taps - 1) / max(1, tables.w[0].taps)
+        pixel = min(LINE, problem.element_bytes * r.source_strides[3]) / LINE
+        return int(rows / (32 * CHUNK) * (taps - 1 + 7 * turns) * pixel)
 
     def _gather_task(self, problem: Problem, r: Roles, tables: PhaseTables, slab: Slab) -> Task:
         return replace(super()._gather_task(problem, r, tables, slab), dynamic_shared=self.tile.ring_bytes)

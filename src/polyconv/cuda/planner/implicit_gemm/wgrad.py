@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ from ....problem import PaddingMode, Pass, Problem
 from ....util.intmath import ceil_div, round_up
 from .. import kernel_params
 from ..candidate import DirectCandidate
-from ..cost import moved_bytes
+from ..cost import LINE, moved_bytes
 from ..kernel_params import DIVIDEND_LIMIT, declared, int32
 from ..plan import KernelSpec, Launch, Schedule, Task, Work
 from .fprop_dgrad import BORDER_FACTS, BORDERS, MOST_GROUPS, dense_pixels
@@ -40,6 +40,11 @@ REDUCES = {"float32": REDUCE} | {
     for dtype, element in ELEMENTS.items()
 }
 """Split-K reductions by dtype of dw."""
+
+
+def lines_of(elements: int, step: int) -> float:
+    """Lines that some elements touch, ``step`` bytes apart, on average."""
+    return 1 + (elements - 1) * min(LINE, step) / LINE
 
 
 def bordered(problem: Problem) -> bool:
@@ -208,6 +213,33 @@ class WgradCandidate(PixelGemm):
             facts={**tile.facts, **BORDER_FACTS},
             efficiency=0.85,  # simulated
         )
+
+    def _task(self, problem: Problem, cut: WgradCut, pixels: int, slices: int) -> Task:
+        """With the extra lines of loads of elements that are not adjacent."""
+        task = super()._task(problem, cut, pixels, slices)
+        k, columns = cut.column_tiles * problem.channels_per_group[1], cut.k_tiles * columns_of(problem)
+        lines = columns * self._scattered_x(problem) + (0.0 if self.vector else k * self._scattered_dy(problem))
+        loads = ceil_div(pixels, self.tile.depth) * self.tile.depth * problem.groups / 32  # of a row of either operand
+        return replace(task, work=replace(task.work, scattered_lines=int(loads * lines)))
+
+    def _scattered_dy(self, problem: Problem) -> float:
+        """Extra lines of a load of ``depth`` pixels of some channels of dy."""
+        each, (_, channel, _, column) = problem.element_bytes, problem.y_strides
+        rows = 32 // self.tile.depth
+        apart = lines_of(self.tile.depth, each * column) * (1 if each * channel < LINE else rows)
+        return max(0.0, apart - rows * lines_of(self.tile.depth, each))
+
+    def _scattered_x(self, problem: Problem) -> float:
+        """Extra lines of a load of ``depth`` pixels of some columns of x. Columns are the taps of a kernel row, then
+        other rows or channels; neighbouring taps share pixels."""
+        each, (_, channel, _, column) = problem.element_bytes, problem.x_strides
+        stride, dilation = problem.stride[1], problem.dilation[1]
+        taps = min(32 // self.tile.depth, problem.kernel[1])
+        pixels = self.tile.depth + (taps - 1) * min(self.tile.depth, ceil_div(dilation, stride))
+        rows = 32 // self.tile.depth / taps
+        together = problem.kernel == (1, 1) and each * channel < LINE
+        apart = lines_of(pixels, each * stride * column) * (1 if together else rows)
+        return max(0.0, apart - rows * lines_of(pixels, each))
 
     def refusal(self, problem: Problem) -> str | None:
         if problem.groups > MOST_GROUPS:

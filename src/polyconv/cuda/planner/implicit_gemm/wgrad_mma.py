@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from ....numerics.prediction import half_error
 from ....problem import HALF_DTYPES, Pass, Problem
 from ..kernel_params import half_structs
-from ..plan import KernelSpec, Task
+from ..plan import KernelSpec
 from .fprop_dgrad import BORDER_FACTS
-from .fprop_dgrad_mma import lines_of
 from .tiles import MATRIX_SMALL, MATRIX_SQUARE, MatrixTile
-from .wgrad import REDUCES, WgradCandidate, WgradCut, WgradParams, bordered
+from .wgrad import REDUCES, WgradCandidate, WgradParams, bordered
 
 DTYPES = HALF_DTYPES
 _PARAMS = half_structs(WgradParams)
@@ -40,14 +39,6 @@ class WgradMmaCandidate(WgradCandidate):
             min_blocks=tile.min_blocks(weight=2),
             facts={**tile.facts, **BORDER_FACTS},
         ).of_halves(tile.dtype)
-
-    def _task(self, problem: Problem, cut: WgradCut, pixels: int, slices: int) -> Task:
-        """With the lines that a warp reads because the 16 pixels of its two rows are not adjacent."""
-        task = super()._task(problem, cut, pixels, slices)
-        of_dy = lines_of(16, problem.y_strides[3]) - 2
-        of_x = lines_of(16, problem.stride[1] * problem.x_strides[3]) - 2
-        lines = task.work.steps * (self.tile.m * max(of_dy, 0) + self.tile.n * max(of_x, 0)) // 2
-        return replace(task, work=replace(task.work, scattered_lines=lines))
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
         return half_error(problem, self.sums(problem, sms, workspace))

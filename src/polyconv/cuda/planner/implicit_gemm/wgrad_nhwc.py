@@ -8,12 +8,14 @@ from functools import cached_property
 
 from ....numerics.prediction import half_error
 from ....problem import HALF_DTYPES, Pass, Problem
+from ....util.intmath import ceil_div
+from ..cost import LINE
 from ..kernel_params import half_structs
 from ..plan import KernelSpec, Task
 from .fprop_dgrad import MOST_GROUPS
-from .fprop_dgrad_nhwc import GENERATIONS, pipeline_facts, why_not_in_chunks
+from .fprop_dgrad_nhwc import CHUNK, GENERATIONS, pipeline_facts, why_not_in_chunks
 from .tiles import PIPELINED_SQUARE, PIPELINED_WIDE, PIPELINED_WIDEST, PipelinedTile
-from .wgrad import PixelGemm, WgradCut, WgradParams, bordered
+from .wgrad import PixelGemm, WgradCut, WgradParams, bordered, columns_of
 
 DTYPES = HALF_DTYPES
 TILES = (PIPELINED_SQUARE, PIPELINED_WIDEST, PIPELINED_WIDE)
@@ -57,7 +59,26 @@ class WgradNhwcCandidate(PixelGemm):
         return slots // tiles if tiles <= slots else super().filling(sms, tiles)
 
     def _task(self, problem: Problem, cut: WgradCut, pixels: int, slices: int) -> Task:
-        return replace(super()._task(problem, cut, pixels, slices), dynamic_shared=self.tile.ring_bytes)
+        task = super()._task(problem, cut, pixels, slices)
+        copies = ceil_div(pixels, self.tile.depth) * self.tile.depth * problem.groups * task.grid[0] // self._at_once
+        work = replace(task.work, scattered_lines=int(copies * self._scattered(problem, cut)))
+        return replace(task, work=work, dynamic_shared=self.tile.ring_bytes)
+
+    @property
+    def _at_once(self) -> int:
+        """Pixels of x whose columns a warp copies at once."""
+        return max(1, 32 * CHUNK // self.tile.n)
+
+    def _scattered(self, problem: Problem, cut: WgradCut) -> float:
+        """Extra lines of a warp's copies of x: with few channels, columns of a pixel lie under several taps. Taps that
+        are neighbours along W share their lines with those of the pixel beside it."""
+        channels, columns = problem.channels_per_group[0], columns_of(problem) / cut.column_tiles
+        pixel, chunk = min(LINE, 2 * problem.stride[1] * problem.x_strides[3]) / LINE, 2 * channels / LINE
+        taps = columns / channels
+        if taps <= 1 or chunk >= 1:
+            return 0.0
+        rows = max(1.0, taps / problem.kernel[1])
+        return max(0.0, rows + (taps + rows * (self._at_once - 2)) * pixel - self._at_once * taps * chunk)
 
 
 CANDIDATES = {dtype: tuple(WgradNhwcCandidate(tile.of(dtype)) for tile in TILES) for dtype in DTYPES}

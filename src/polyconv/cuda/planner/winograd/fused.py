@@ -16,7 +16,7 @@ from ....util.intmath import ceil_div, round_up
 from .. import kernel_params
 from ..cost import moved_bytes
 from ..epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
-from ..implicit_gemm.fprop_dgrad import MANY_PHASES, MOST_GROUPS, Roles, roles
+from ..implicit_gemm.fprop_dgrad import MANY_PHASES, MOST_GROUPS, Roles, roles, scattered_columns
 from ..kernel_params import Params, declared
 from ..plan import DEFAULT_EFFICIENCY, KernelSpec, Launch, Schedule, Task, Work
 from .axis import ToomAxis
@@ -247,9 +247,19 @@ class FusedCandidate:
         apart = min(32, w.dilation) - 1
         rows = blocks * channels * (self.rows + self.h.taps - 1) + tiles * self.tile.k * self.rows
         scattered = apart * rows * ceil_div(self.tile.columns, 32)
-        work = Work(blocks, tiles, tiles * (channels // self.tile.chunk), moved, scattered, 4 * scattered)
+        lines, sectors = self._in_columns(r, w, blocks * channels, tiles)
+        scattered_sectors = 4 * scattered + sectors
+        work = Work(blocks, tiles, tiles * (channels // self.tile.chunk), moved, scattered + lines, scattered_sectors)
         task = Task(self.kernel, (positions * splits, problem.groups, 1), work, times, self.shared)
         return task_with_epilogue(problem, task, prod(problem.y_shape))
+
+    def _in_columns(self, r: Roles, w: DenseAxis, patches: int, tiles: int) -> tuple[int, int]:
+        """Extra lines of the patch rows, and lines and sectors of the output rows, where columns are not adjacent."""
+        across = ceil_div(self.tile.columns, 32)
+        loads, stores = patches * (self.rows + self.h.taps - 1) * across, tiles * self.tile.k * self.rows * across
+        loaded, _ = scattered_columns(r.source_strides, loads, w.read_step * w.dilation)
+        stored, sectors = scattered_columns(r.written_strides, stores, w.written_step * w.dilation)
+        return loaded + stored, sectors
 
     def _convolve(self, problem: Problem, r: Roles, h: DenseAxis, w: DenseAxis, at: int, sms: int) -> Launch:
         p = self.params(channels=r.channels, channels_padded=round_up(r.channels, self.tile.chunk), outputs=r.outputs)

@@ -23,7 +23,7 @@ from .. import kernel_params
 from ..device import CudaDevice
 from ..epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
 from ..implicit_gemm import fprop_dgrad
-from ..implicit_gemm.fprop_dgrad import PairKind, Roles
+from ..implicit_gemm.fprop_dgrad import PairKind, Roles, scattered_columns
 from ..kernel_params import DIVIDEND_LIMIT, Params, declared, int32
 from ..plan import KernelSpec, Launch, Schedule, Task, Work
 from .axis import ToomAxis
@@ -379,10 +379,13 @@ def _slab_tasks(
     inverse = int32(rows * chain.groups * cut.line_blocks * cut.count, "the number of blocks")
     rounds = ceil_div(cut.lines * chain.along_w.tiles * cut.columns, INVERSE_THREADS)
     result = 4 * planes * chain.outputs * chain.h.count * chain.w.count * rows // chain.rows
+    loads, stores = transform * THREADS // 32 * chain.along_h.points, result // 4 // 32
+    lines, _ = scattered_columns(r.source_strides, loads, chain.w.read_step)
+    scattered = scattered_columns(r.written_strides, stores, chain.w.written_step)
     back = Task(
         inverse_kernel(chain.along_h, chain.along_w.m),
         (inverse, 1, 1),
-        Work(inverse, inverse, inverse * rounds, moved_y + result, passed_bytes=moved_y, slab_bytes=slab),
+        Work(inverse, inverse, inverse * rounds, moved_y + result, *scattered, passed_bytes=moved_y, slab_bytes=slab),
         times,
         4 * cut.lines * chain.along_h.m * cut.columns * chain.along_w.outputs,
     )
@@ -390,7 +393,7 @@ def _slab_tasks(
         Task(
             transform_kernel(chain.along_h, chain.along_w.m),
             (transform, 1, 1),
-            Work(transform, transform, transform, read + moved_x, passed_bytes=moved_x, slab_bytes=slab),
+            Work(transform, transform, transform, read + moved_x, lines, passed_bytes=moved_x, slab_bytes=slab),
             times,
         ),
         Task(

@@ -20,7 +20,7 @@ from ....problem import PaddingMode, Pass, Problem
 from ....util.intmath import ceil_div, round_up
 from .. import kernel_params
 from ..cost import moved_bytes, waves
-from ..implicit_gemm.fprop_dgrad import roles
+from ..implicit_gemm.fprop_dgrad import roles, scattered_columns
 from ..kernel_params import Params, declared, int32
 from ..plan import KernelSpec, Launch, Schedule, Task, Work
 from .axis import ToomAxis
@@ -310,7 +310,7 @@ class WinogradWgradCandidate:
         walked = blocks // work.slices * work.rows
         steps = walked * work.chunks
         lines = self.tile.k * self.h.m + self.tile.c * self.h.points  # rows that a chunk reads
-        scattered = steps * lines * (min(32, work.outer_phases) - 1)
+        scattered = steps * lines * (min(32, work.outer_phases) - 1) + self._in_columns(problem, work, steps)
         done = Work(blocks, walked, steps, moved_bytes(problem) + 4 * elements * slices, scattered)
         yield Task(self.spec(problem), (blocks, 1, 1), done, dynamic_shared=self.shared_bytes)
         if slices > 1:
@@ -322,6 +322,17 @@ class WinogradWgradCandidate:
         taps = problem.kernel[0] * problem.kernel[1]
         moved = 4 * pairs * (taps + self.partial_elements // (self.tile.k * self.tile.c))
         yield Task(finish, (blocks, 1, 1), Work(blocks, blocks, blocks, moved))
+
+    def _in_columns(self, problem: Problem, work: Cut, steps: int) -> int:
+        """Extra lines of the rows that chunks read, where columns are not adjacent. The outermost points of H need one
+        row of dy, and every second row of x."""
+        points, m = self.h.points, self.h.m
+        of_dy, of_x = (m, points) if points <= 2 else ((2 + (points - 2) * m) / points, 1 + (points - 2) ** 2 / points)
+        positions = lattices(problem)[1].count / work.outer_phases
+        filled = steps * positions / (4 * TILE_CHUNK * work.chunks)
+        dy, _ = scattered_columns(problem.y_strides, int(filled * self.tile.k * of_dy), work.outer_phases)
+        x, _ = scattered_columns(problem.x_strides, int(filled * self.tile.c * of_x), work.outer_phases)
+        return dy + x
 
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
         work = self.work(problem, sms, workspace)

@@ -25,7 +25,7 @@ from ....util.intmath import ceil_div, round_up
 from .. import kernel_params
 from ..epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
 from ..implicit_gemm import fprop_dgrad
-from ..implicit_gemm.fprop_dgrad import MOST_GROUPS, Roles
+from ..implicit_gemm.fprop_dgrad import MOST_GROUPS, Roles, scattered_columns
 from ..kernel_params import DIVIDEND_LIMIT, FastDivisor, Params, declared, int32
 from ..plan import KernelSpec, Launch, PointerSlot, Schedule, Task, Work
 from ..winograd.axis import ToomAxis
@@ -70,8 +70,10 @@ FACTS = {
 W_AXES = (DIRECT, F23, F45, F45_NESTED)
 Slots = tuple[PointerSlot, ...]
 
-M8N8K4 = MatrixInstruction("884", "", 8, 4, 4, range(70, 71), SplitProducts(VOLTA, shift=0), parks=True)
-M16N8K16 = MatrixInstruction("16816", "k16_", 16, 16, 1, range(80, 120), SplitProducts(AMPERE, shift=0), parks=False)
+M8N8K4 = MatrixInstruction("884", "", 8, 4, 4, range(70, 71), SplitProducts(VOLTA, shift=0), UNITS, parks=True)
+M16N8K16 = MatrixInstruction(
+    "16816", "k16_", 16, 16, 1, range(80, 120), SplitProducts(AMPERE, shift=0), strip=16, parks=False
+)
 """Not for sm_120 and later: there FP32 units match tensor cores that sum in FP32, and nested segments spill."""
 INSTRUCTIONS = M8N8K4, M16N8K16
 GENERATIONS = *M8N8K4.generations, *M16N8K16.generations
@@ -433,7 +435,9 @@ def _transform_task(problem: Problem, chain: Chain, planes: int, row_groups: int
     share = planes * row_groups / (chain.planes * cut.row_groups)
     read = round(4 * chain.batch * chain.groups * chain.channels * prod(r.source_size) * share)
     blocks, passed, slab = prod(grid), chain.source_bytes(planes, row_groups), chain.slab_bytes(planes, row_groups)
-    work = Work(blocks, blocks, blocks, read + passed, passed_bytes=passed, slab_bytes=slab)
+    loads = blocks * TRANSFORM_THREADS // 32 * CHUNK * chain.along_w.span
+    lines, _ = scattered_columns(r.source_strides, loads, chain.w.read_step * chain.along_w.outputs)
+    work = Work(blocks, blocks, blocks, read + passed, lines, passed_bytes=passed, slab_bytes=slab)
     return Task(transform_kernel(chain.along_w), grid, work)
 
 
@@ -473,10 +477,12 @@ def _product_task(problem: Problem, chain: Chain, planes: int, row_groups: int, 
     result = round(chain.batch * chain.groups * chain.outputs * chain.h.count * chain.w.count * share)
     blocks, passed = own * chain.groups, chain.slab_bytes(planes, row_groups)
     moved = passed + 4 * result + _read_for(problem, chain, found)
+    steps = blocks * chain.steps * round_up(cut.rows * cut.columns, chain.mma.strip) // UNITS
+    stores = scattered_columns(fprop_dgrad.roles(problem).written_strides, result // 32, chain.w.written_step)
     task = Task(
         product_kernel(chain.along_w, chain.mma),
         grid,
-        Work(blocks, blocks, blocks * chain.steps, moved, passed_bytes=passed, slab_bytes=passed, behind=found),
+        Work(blocks, blocks, steps, moved, *stores, passed_bytes=passed, slab_bytes=passed, behind=found),
         dynamic_shared=chain.shared_bytes(),
     )
     return task_with_epilogue(problem, task, result)

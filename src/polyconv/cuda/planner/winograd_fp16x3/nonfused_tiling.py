@@ -53,6 +53,8 @@ class MatrixInstruction:
     products: SplitProducts
     """Arithmetic. Both FP16 values of an operand share a scale, so one set of sums serves all three products. Where
     generations differ, the coarsest."""
+    strip: int
+    """Units of a tile that are multiplied together, or skipped where the tile has fewer."""
     parks: bool
     """Whether sums that a pass of nested segments does not need are parked in shared memory; else in registers."""
 
