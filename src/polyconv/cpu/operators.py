@@ -13,8 +13,35 @@ from . import native
 from .plan import CpuCandidate
 from .weight_cache import TransformedWeights
 
-Instead = Callable[[Tensor], Run | None]
-"""Returns the replacement for a plan that misses its tolerance for a weight; None if it keeps it."""
+Instead = Callable[[Tensor, set[object]], Run | None]
+"""Returns the replacement for a plan that misses its tolerance for a weight; None if it keeps it. The set is of the
+predictions known to hold for this weight."""
+
+
+class Judge:
+    """Asks ``instead`` once per cached weight."""
+
+    __slots__ = ("_instead", "_judged", "_weights")
+
+    def __init__(self, weights: TransformedWeights | None, instead: Instead | None) -> None:
+        self._weights = weights
+        self._instead = instead
+        self._judged: dict[int, tuple[weakref.ref[Tensor], Run | None]] = {}
+        """By ``id`` of the transformed weight, which is replaced when the weight changes."""
+
+    def __call__(self, w: Tensor, transformed: Tensor) -> Run | None:
+        """The replacement for a weight, given what is cached of it."""
+        if self._instead is None:
+            return None
+        key, judged = id(transformed), self._judged
+        found = judged.get(key)
+        if found is None or found[0]() is not transformed:
+            holding = None if self._weights is None else self._weights.holding(w, transformed)
+            if holding is None:
+                return None
+            other = self._instead(w, holding)
+            found = judged[key] = weakref.ref(transformed, lambda _: judged.pop(key, None)), other
+        return found[1]
 
 
 def own_operators(stem: str, problem: Problem) -> Run:
@@ -39,25 +66,14 @@ def common_operators(
         return lambda t: input_gradient(t["y"], t["w"], t["x"], geometry, plan)
     forward, activation = native.operator("convolve"), native.activation_numbers(problem.activation)
 
-    frozen = problem.frozen
-    judged: dict[int, tuple[weakref.ref[Tensor], Run | None]] = {}
-    """By ``id`` of the transformed weight, which is replaced when the weight changes."""
-
-    def judge(w: Tensor, transformed: Tensor) -> Run | None:
-        key = id(transformed)
-        found = judged.get(key)
-        if found is None or found[0]() is not transformed:
-            if instead is None or weights is None or not weights.holds(w, transformed):
-                return None
-            found = judged[key] = weakref.ref(transformed, lambda _: judged.pop(key, None)), instead(w)
-        return found[1]
+    frozen, judge = problem.frozen, Judge(weights, instead)
 
     def convolve(tensors: MutableMapping[str, Tensor]) -> None:
         x, w, y = tensors["x"], tensors["w"], tensors["y"]
         transformed = None
         if weights is not None:
             transformed = weights.of(x, w, y, geometry, plan, frozen, tensors.get("owner"))
-            if instead is not None and transformed is not None and (other := judge(w, transformed)) is not None:
+            if transformed is not None and (other := judge(w, transformed)) is not None:
                 tensors["w"] = w.float()  # of half precision; the run may replace the result in this mapping
                 other(tensors)
                 return

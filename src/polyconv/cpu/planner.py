@@ -258,10 +258,17 @@ class CpuPlan:
             self.problem, self, w, lambda asked: plan_cpu(asked, self.device, inference=self.keeps_weights)
         )
 
-    def instead(self, w: Tensor) -> Run | None:
-        """The replacement for a weight for which this plan misses its tolerance; None if it keeps it."""
+    def instead(self, w: Tensor, holding: set[object]) -> Run | None:
+        """The replacement for a weight for which this plan misses its tolerance; None if it keeps it. ``holding``
+        belongs to the weight's transform, which fixes stride and dilation; the error is that of all image sizes."""
+        prediction = self.ways, self.problem.tolerance, self.predicted_error
+        if prediction in holding:
+            return None
         found = self.for_weights(w)
-        return None if found is self else found.prepared(TransformedWeights())
+        if found is self:
+            holding.add(prediction)
+            return None
+        return found.prepared(TransformedWeights())
 
     def explain(self, *, verbose: bool = False) -> str:
         """Describe what runs, and why the next best candidates (``verbose``: all others) do not."""
@@ -484,7 +491,11 @@ class Costs:
 
     def keeps(self, candidate: CpuCandidate) -> bool:
         """True if the candidate would use the weight cache."""
-        if not self.inference or self.problem.kind is not Pass.FPROP or candidate.weight_cycles <= 0.0:
+        if not self.inference or candidate.weight_cycles <= 0.0:
+            return False
+        if candidate.engine == frames.NAME:
+            return self._check <= frames.MOST_FOR_THE_CHECK * candidate.weight_cycles
+        if self.problem.kind is not Pass.FPROP:
             return False
         return self._check <= MOST_FOR_THE_CHECK * (candidate.cycles - candidate.weight_cycles)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
@@ -26,6 +26,8 @@ class _Kept:
     """The weight's storage: its end drops the entry, its identity excludes later memory at that address."""
     promise: FrozenMark | None
     """Mark under which ``bits`` was last checked; None if the weight was not frozen. Each freeze makes another."""
+    holding: set[object] = field(default_factory=set)
+    """Predicted errors that were compared with those for these weights, and hold. They serve calls of other sizes."""
 
 
 class TransformedWeights:
@@ -87,10 +89,10 @@ class TransformedWeights:
                 self.size += _bytes(new)
         return transformed
 
-    def holds(self, w: Tensor, transformed: Tensor) -> bool:
-        """True if ``transformed`` is cached for later calls."""
+    def holding(self, w: Tensor, transformed: Tensor) -> set[object] | None:
+        """The predictions known to hold for a weight whose ``transformed`` is cached for later calls; else None."""
         kept = self._kept.get(_key(w))
-        return kept is not None and kept.transformed is transformed
+        return kept.holding if kept is not None and kept.transformed is transformed else None
 
 
 _operator = lru_cache(maxsize=8)(native.operator)

@@ -3,26 +3,32 @@ product (BLAS, through torch).
 
 The frames of the signal, one per output, are the rows of a matrix. In the input gradient, which is the inverse
 transform's synthesis, the product gives frames, and these are added where they overlap.
+
+Cut into rows of one stride, the signal is a sequence of vectors, and a kernel of r strides has r matrices as its taps:
+F(m, r) along the rows takes m + r - 1 matrix products where frames take m r.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ....algebra.matrices import Matrix
+from ....algebra.segments import AxisScheme, Scheme2d
 from ....backend import Run
 from ....lowering.border import has_border
 from ....lowering.epilogue import apply_epilogue, per_channel, summed_per_channel
-from ....numerics.prediction import error_of, reduction_of
+from ....numerics.prediction import Way, error_of, reduction_of
 from ....problem import Pass, Problem
 from ....util.intmath import ceil_div
 from ... import native
 from ...device import CpuDevice
+from ...operators import Instead, Judge
 from ...plan import CpuCandidate
 from ...weight_cache import TransformedWeights
 from ..aten import narrow_gradient_doubt
@@ -44,6 +50,20 @@ CALL_CYCLES = 400e3
 DOUBT = 1.2
 """Required advantage over other estimates: no profile has measurements of this engine."""
 
+OUTPUTS = (2, 4)
+"""Rows m of the results of F(m, r) that are compared. With more, errors and weights grow faster than products fall."""
+
+FEWEST_TERMS = 32
+"""Least number of products per sum of F(m, r). Its weights are transformed in float32, so that each has a few roundings
+in the place of one, which such sums outnumber."""
+
+PRODUCT_CYCLES, TRANSFORMED_CYCLES, READ_CYCLES, WEIGHT_CYCLES = 0.5, 45.0, 16.0, 90.0
+"""Of F(m, r): cycles per vector of products, of transformed rows, of transformed weights that are read from beyond the
+core's caches, and of weights that are transformed."""
+
+MOST_FOR_THE_CHECK = 0.25
+"""Largest cost of checking that a cached weight is unchanged, as a share of transforming it in PyTorch's operators."""
+
 
 def refusal(problem: Problem) -> str | None:
     (height, _), (rows, taps), (_, stride) = problem.in_size, problem.kernel, problem.stride
@@ -61,22 +81,50 @@ def refusal(problem: Problem) -> str | None:
 
 
 def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
-    """The single candidate."""
+    """Direct summation and, where frames overlap, F(m, r) but for the weight gradient."""
     why_not = refusal(problem)
     if why_not is not None:
         yield CpuCandidate(NAME, "direct", direct=True, refusal=why_not)
         return
-    products = 0.75 * problem.multiplications / device.lanes
+    products, doubt = 0.75 * problem.multiplications / device.lanes, DOUBT * narrow_gradient_doubt(problem)
     yield CpuCandidate(
         NAME,
         "direct",
         direct=True,
-        cycles=narrow_gradient_doubt(problem) * (CALL_CYCLES + DOUBT * (products + 2.0 * _elements(problem))),
+        cycles=narrow_gradient_doubt(problem) * CALL_CYCLES + doubt * (products + 2.0 * _elements(problem)),
         error=partial(_error, problem),
     )
+    if problem.kind is Pass.WGRAD or _overlap(problem) == 1 or _terms(problem) < FEWEST_TERMS:
+        return
+    rows, weight_vectors = problem.batch * problem.out_size[1], prod(problem.w_shape) / device.lanes
+    for m in OUTPUTS:
+        scheme = _scheme(m, _overlap(problem))
+        per_row = float(scheme.w.multiplications) / device.lanes
+        cycles = rows * per_row * (PRODUCT_CYCLES * prod(_sides(problem)) + TRANSFORMED_CYCLES * sum(_sides(problem)))
+        cycles += READ_CYCLES * scheme.w.products * weight_vectors / scheme.w.r
+        weight_cycles = WEIGHT_CYCLES * weight_vectors
+        yield CpuCandidate(
+            NAME,
+            str(scheme.w),
+            m,
+            cycles=narrow_gradient_doubt(problem) * CALL_CYCLES + doubt * (weight_cycles + cycles),
+            weight_cycles=doubt * weight_cycles,
+            error=partial(error_of, problem, scheme, _terms(problem), ()),
+        )
 
 
-def prepare(chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None) -> Run:
+def ways(chosen: CpuCandidate, problem: Problem) -> Iterator[Way]:
+    """How outputs are summed by F(m, r). Empty for direct summation and, as in other engines that keep no weights of
+    transposed convolutions, the input gradient."""
+    if not chosen.direct and problem.kind is Pass.FPROP:
+        yield Way(_scheme(chosen.algorithm, _overlap(problem)), _terms(problem), (), (1, _overlap(problem)))
+
+
+def prepare(
+    chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None, instead: Instead | None = None
+) -> Run:
+    if not chosen.direct:
+        return partial(_by_rows, problem, chosen.algorithm, weights, Judge(weights, instead))
     passes = {Pass.FPROP: _forward, Pass.DGRAD: _input_gradient, Pass.WGRAD: _weight_gradient}
     return partial(passes[problem.kind], problem)
 
@@ -84,8 +132,22 @@ def prepare(chosen: CpuCandidate, problem: Problem, weights: TransformedWeights 
 def _error(problem: Problem) -> float:
     if problem.kind is not Pass.DGRAD:
         return error_of(problem, None, reduction_of(problem), ())
-    overlap = ceil_div(problem.kernel[1], problem.stride[1])
-    return error_of(problem, None, problem.out_channels * overlap, (problem.out_channels,))
+    return error_of(problem, None, problem.out_channels * _overlap(problem), (problem.out_channels,))
+
+
+def _overlap(problem: Problem) -> int:
+    """Strides that a kernel spans: the taps of its rows."""
+    return ceil_div(problem.kernel[1], problem.stride[1])
+
+
+def _sides(problem: Problem) -> tuple[int, int]:
+    """Elements of a row of the signal, and of a frame's spectrum."""
+    return problem.in_channels * problem.stride[1], problem.out_channels
+
+
+def _terms(problem: Problem) -> int:
+    """Products of a row's matrix product per result."""
+    return _sides(problem)[problem.kind is Pass.DGRAD]
 
 
 def _elements(problem: Problem) -> int:
@@ -100,13 +162,16 @@ def _frames(problem: Problem, x: Tensor) -> Tensor:
 
 
 def _forward(problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
-    y = tensors["y"]
     (x, x_exponent), (w, w_exponent) = native.normalised(tensors["x"]), native.normalised(tensors["w"])
     sums = (w.flatten(1) @ _frames(problem, x).mT).unsqueeze(2)
-    native.rescale(sums, -x_exponent - w_exponent)
+    _finish(problem, sums, -x_exponent - w_exponent, tensors)
+
+
+def _finish(problem: Problem, sums: Tensor, exponent: int, tensors: MutableMapping[str, Tensor]) -> None:
+    native.rescale(sums, exponent)
     if "bias" in tensors:
         sums += per_channel(tensors["bias"], sums.dim())
-    y.copy_(apply_epilogue(sums, tensors.get("residual"), problem.activation))
+    tensors["y"].copy_(apply_epilogue(sums, tensors.get("residual"), problem.activation))
 
 
 def _input_gradient(problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
@@ -123,13 +188,18 @@ def _input_gradient(problem: Problem, tensors: MutableMapping[str, Tensor]) -> N
     row = channels * size
     strides = frames.stride(0), size, row, row - stride, 1
     parts = frames.as_strided((batch, channels, outputs + ends, overlap, stride), strides, ends * stride)
-    dx, left = tensors["x"], problem.padding[2]
-    if left == 0 and dx.shape[3] == (outputs + ends) * stride and dx.is_contiguous():
+    dx = tensors["x"]
+    if problem.padding[2] == 0 and dx.shape[3] == (outputs + ends) * stride and dx.is_contiguous():
         torch.sum(parts, 3, out=dx.view(batch, channels, -1, stride))
     else:
-        whole = parts.sum(3).flatten(2)
-        dx.copy_(F.pad(whole, (-left, dx.shape[3] + left - whole.shape[2])).unsqueeze(2))
+        dx.copy_(_cropped(problem, parts.sum(3)))
     native.rescale(dx, -dy_exponent - w_exponent)
+
+
+def _cropped(problem: Problem, rows: Tensor) -> Tensor:
+    """The input gradient of images x channels x rows x stride."""
+    whole, left, size = rows.flatten(2), problem.padding[2], problem.in_size[1]
+    return F.pad(whole, (-left, size + left - whole.shape[2])).unsqueeze(2)
 
 
 def _weight_gradient(problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
@@ -139,3 +209,104 @@ def _weight_gradient(problem: Problem, tensors: MutableMapping[str, Tensor]) -> 
     native.rescale(dw.copy_(sums.view(dw.shape)), -x_exponent - dy_exponent)
     if "db" in tensors:
         native.rescale(tensors["db"].copy_(summed_per_channel(dy)), -dy_exponent)
+
+
+# ---- F(m, r) along the rows
+
+
+@lru_cache(maxsize=16)
+def _scheme(m: int, r: int) -> Scheme2d:
+    return Scheme2d(AxisScheme.direct(1), AxisScheme.cut(m, r))
+
+
+def _by_rows(
+    problem: Problem,
+    m: int,
+    weights: TransformedWeights | None,
+    judge: Judge,
+    tensors: MutableMapping[str, Tensor],
+) -> None:
+    forward, w = problem.kind is Pass.FPROP, tensors["w"]
+    exponent = 0
+    if weights is not None:
+
+        def transform() -> Tensor:
+            return _transformed_weights(problem, m, w.float())
+
+        plan = [-2, m, problem.stride[1], forward]
+        filters = weights.of(w, w, w, [], plan, problem.frozen, tensors.get("owner"), transform)
+        if filters is None:  # it cannot be kept, which the plan relies on
+            tensors["w"] = w.float()  # of half precision
+            (_forward if forward else _input_gradient)(problem, tensors)
+            return
+        if (other := judge(w, filters)) is not None:
+            tensors["w"] = w.float()
+            other(tensors)
+            return
+    else:
+        w, exponent = native.normalised(w)
+        filters = _transformed_weights(problem, m, w)
+    if forward:
+        _forward_by_rows(problem, m, filters, exponent, tensors)
+    else:
+        _input_gradient_by_rows(problem, m, filters, exponent, tensors)
+
+
+def _transformed_weights(problem: Problem, m: int, w: Tensor) -> Tensor:
+    """One matrix per point: products x output channels x elements of a row."""
+    overlap, stride = _overlap(problem), problem.stride[1]
+    g = _matrix(_scheme(m, overlap).w.inner.g, w)
+    g = g if problem.kind is Pass.FPROP else g.flip(1)
+    parts = F.pad(w, (0, overlap * stride - w.shape[3])).view(*w.shape[:2], overlap, stride)
+    return (g @ parts).movedim(2, 0).flatten(2).contiguous()
+
+
+def _convolved(problem: Problem, m: int, rows: Tensor, filters: Tensor) -> Tensor:
+    """Correlation of rows with transformed weights; groups of m results."""
+    inner = _scheme(m, _overlap(problem)).w.inner
+    at, bt = _matrix(inner.at, rows), _matrix(inner.bt, rows)
+    width, count = rows.shape[1], (len(rows) - len(bt[0])) // m + 1
+    tiles = rows.as_strided((count, len(bt), width), (m * width, width, 1))
+    transformed = torch.bmm(bt.expand(count, -1, -1), tiles).transpose(0, 1)
+    sums = torch.bmm(transformed, filters)
+    return torch.bmm(at.expand(count, -1, -1), sums.transpose(0, 1)).flatten(0, 1)
+
+
+def _matrix(entries: Matrix, like: Tensor) -> Tensor:
+    return like.new_tensor([[float(c) for c in row] for row in entries])
+
+
+def _room(problem: Problem, m: int, like: Tensor) -> tuple[Tensor, int]:
+    """Zeros for the rows of all images as one signal, and its number of results. Between two images it has as many
+    more rows as the kernel has taps but one."""
+    ends, width = _overlap(problem) - 1, _terms(problem)
+    results = problem.batch * (problem.out_size[1] + ends)
+    return like.new_zeros(ceil_div(results, m) * m + ends, width), results
+
+
+def _forward_by_rows(
+    problem: Problem, m: int, filters: Tensor, w_exponent: int, tensors: MutableMapping[str, Tensor]
+) -> None:
+    x, x_exponent = native.normalised(tensors["x"])
+    stride, channels, batch = problem.stride[1], problem.in_channels, problem.batch
+    every = problem.out_size[1] + _overlap(problem) - 1
+    rows, results = _room(problem, m, x)
+    padded = F.pad(x[:, :, 0], (problem.padding[2], every * stride - x.shape[3] - problem.padding[2]))
+    rows[:results].view(batch, every, channels, stride).copy_(
+        padded.view(batch, channels, every, stride).transpose(1, 2)
+    )
+    found = _convolved(problem, m, rows, filters.mT)[:results].view(batch, every, -1)
+    _finish(problem, found[:, : problem.out_size[1]].mT.unsqueeze(2), -x_exponent - w_exponent, tensors)
+
+
+def _input_gradient_by_rows(
+    problem: Problem, m: int, filters: Tensor, w_exponent: int, tensors: MutableMapping[str, Tensor]
+) -> None:
+    dx = tensors["x"]
+    dy, dy_exponent = native.normalised(tensors["y"])
+    outputs, ends, channels = problem.out_size[1], _overlap(problem) - 1, problem.in_channels
+    rows, results = _room(problem, m, dy)
+    rows[ends : ends + results].view(problem.batch, outputs + ends, -1)[:, :outputs].copy_(dy[:, :, 0].mT)
+    found = _convolved(problem, m, rows, filters)[:results].view(problem.batch, outputs + ends, channels, -1)
+    dx.copy_(_cropped(problem, found.transpose(1, 2)))
+    native.rescale(dx, -dy_exponent - w_exponent)
