@@ -290,6 +290,42 @@ def test_pixels_are_shuffled_in_channels_last(factors: tuple[int, int]) -> None:
     agree(compiled, model, x)
 
 
+@pytest.mark.usefixtures("_ours")
+def test_the_image_that_a_network_reads_is_not_converted() -> None:
+    model, x = nn.Sequential(nn.Conv2d(3, 32, 3, stride=2, padding=1), nn.ReLU()).eval(), torch.randn(2, 3, 40, 40)
+    compiled = torch.compile(model, backend="polyconv", options=QUICK)
+    with torch.no_grad(), backend.layers_that_run() as seen:
+        _, (code, *_) = run_and_get_code(compiled, x)
+    assert seen[0].choice.name != choice.ONEDNN
+    assert ("compiled_convolution.default([arg" in code) == seen[0].choice.name.endswith("pointwise")
+    agree(compiled, model, x)
+
+
+@pytest.mark.parametrize(("parts", "groups"), [(2, 2), (3, 3), (2, 3)])
+@pytest.mark.usefixtures("_ours")
+def test_concatenated_channels_are_interleaved(parts: int, groups: int) -> None:
+    """As in ShuffleNet. Without a division per element where each group is a concatenated tensor."""
+
+    class Shuffled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Conv2d(6, 12, 1) for _ in range(parts))
+            self.last = nn.Conv2d(6 * parts, 5, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.cat([layer(x).relu() for layer in self.layers], 1)
+            n, c, h, w = y.shape
+            kept, read = y.view(n, groups, c // groups, h, w).transpose(1, 2).reshape(n, c, h, w).chunk(2, 1)
+            return torch.cat([kept, self.last(read)], 1)
+
+    model, x = Shuffled().eval(), torch.randn(2, 6, 9, 7)
+    compiled = torch.compile(model, backend="polyconv", options=QUICK)
+    with torch.no_grad():
+        _, (code, *_) = run_and_get_code(compiled, x)
+    assert ("c10::div_floor_integer" in code) == (parts != groups)
+    agree(compiled, model, x)
+
+
 class Dense(nn.Module):
     """Layers that read all earlier ones: concatenation, batch normalisation and ReLU in front of a 1x1 convolution."""
 
