@@ -270,3 +270,12 @@ def test_only_kernels_with_a_compiled_form_are_tried() -> None:
     tried = choice._candidates(layer)
     assert tried
     assert all(layer.numbers(one) for one in tried)
+
+
+def test_few_candidates_of_large_weights_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = a_layer(channels_last((1, 32, 14, 14)), torch.randn(64, 32, 3, 3), None, False, Activation.NONE, 1, **UNIT)
+    every, size = choice._candidates(layer), layer.w.nbytes
+    assert len(every) > 2
+    for limit, count in ((1, 1), (2 * size, 2)):
+        monkeypatch.setattr(choice, "MOST_BYTES", limit)
+        assert choice._candidates(layer) == every[:count]

@@ -27,6 +27,9 @@ RESIDUAL, NORMALISATION, LAYER = 3, 4, 5
 """Places of the residual, of the normalisation or gate, and of the layers' numbers among the arguments."""
 FLAGS = 17
 """Place of the flags among the numbers of a layer."""
+MOST_BYTES = 128 * 2**20
+"""Largest weight of a layer. Choosing a kernel takes two more copies of it, and the time of so large a layer is mostly
+that of reading its weight."""
 _FEW_CHANNELS = 16
 """Number of channels from which on the pointwise engine reads pixels in place."""
 _CLAMPED, OVERWRITES = 1, 2
@@ -131,6 +134,8 @@ def layer_of(gm: GraphModule, node: Node) -> Layer | None:
     if not constant or value.dim() != 4 or value.dtype != torch.float32 or value.device.type != "cpu":
         return None
     packed = getattr(gm, weight.target)
+    if packed.numel() * packed.element_size() > MOST_BYTES:
+        return None
     dense = packed.to_dense() if packed.is_mkldnn else packed
     is_plain = groups == 1 and tuple(dense.shape[-2:]) == (1, 1) and not any(padding)
     return Layer(
