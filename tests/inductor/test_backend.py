@@ -20,10 +20,12 @@ from torch._inductor.utils import run_and_get_code
 
 import polyconv
 from polyconv import settings
+from polyconv.autotune import preferences
 from polyconv.autotune.tuning_file import Entry, load
 from polyconv.cpu import native
 from polyconv.cpu.plan import CpuCandidate
 from polyconv.inductor import aoti, backend, choice, graph_pass, private, swap
+from polyconv.inductor import layer as layers
 from polyconv.inductor.layer import LAYER, NORMALISATION, RESIDUAL, operator, overwrites_residual
 from polyconv.runtime import warn_once
 
@@ -290,6 +292,53 @@ def test_pixels_are_shuffled_in_channels_last(factors: tuple[int, int]) -> None:
     agree(compiled, model, x)
 
 
+@pytest.mark.usefixtures("_ours")
+def test_the_largest_weights_are_left_to_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "MOST_BYTES", 4 * 8 * 8 * 9)
+    model, x = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 9, 3)).eval(), torch.randn(1, 8, 9, 7)
+    compiled = torch.compile(model, backend="polyconv", options=QUICK)
+    with torch.no_grad(), backend.layers_that_run() as seen:
+        compiled(x)
+    assert len(seen) == 1
+    agree(compiled, model, x)
+
+
+@pytest.mark.usefixtures("_ours")
+def test_the_image_that_a_network_reads_is_not_converted() -> None:
+    model, x = nn.Sequential(nn.Conv2d(3, 32, 3, stride=2, padding=1), nn.ReLU()).eval(), torch.randn(2, 3, 40, 40)
+    compiled = torch.compile(model, backend="polyconv", options=QUICK)
+    with torch.no_grad(), backend.layers_that_run() as seen:
+        _, (code, *_) = run_and_get_code(compiled, x)
+    assert seen[0].choice.name != choice.ONEDNN
+    assert ("compiled_convolution.default([arg" in code) == seen[0].choice.name.endswith("pointwise")
+    agree(compiled, model, x)
+
+
+@pytest.mark.parametrize(("parts", "groups"), [(2, 2), (3, 3), (2, 3)])
+@pytest.mark.usefixtures("_ours")
+def test_concatenated_channels_are_interleaved(parts: int, groups: int) -> None:
+    """As in ShuffleNet. Without a division per element where each group is a concatenated tensor."""
+
+    class Shuffled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Conv2d(6, 12, 1) for _ in range(parts))
+            self.last = nn.Conv2d(6 * parts, 5, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.cat([layer(x).relu() for layer in self.layers], 1)
+            n, c, h, w = y.shape
+            kept, read = y.view(n, groups, c // groups, h, w).transpose(1, 2).reshape(n, c, h, w).chunk(2, 1)
+            return torch.cat([kept, self.last(read)], 1)
+
+    model, x = Shuffled().eval(), torch.randn(2, 6, 9, 7)
+    compiled = torch.compile(model, backend="polyconv", options=QUICK)
+    with torch.no_grad():
+        _, (code, *_) = run_and_get_code(compiled, x)
+    assert ("c10::div_floor_integer" in code) == (parts != groups)
+    agree(compiled, model, x)
+
+
 class Dense(nn.Module):
     """Layers that read all earlier ones: concatenation, batch normalisation and ReLU in front of a 1x1 convolution."""
 
@@ -477,6 +526,29 @@ def test_other_convolutions_run_as_operators() -> None:
     agree(compiled, model, x)
     layers = str(polyconv.explain(compiled, x))
     assert layers.count(f"runs {swap.POLYCONV}") == 2
+
+
+def test_kernels_of_operators_are_autotuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The outcomes are kept for later processes, beside the choice that relies on them."""
+    preferences.forget_outcomes()
+    given: list[str] = []
+    trials = swap._trials
+
+    def noted(call: Any, training: bool) -> Entry:
+        with preferences.watched(alone=True) as seen:
+            swap._timed(swap.PUBLIC[call.op], call.tensors(training=False, channels_last=False), call.rest, False)()
+        given.extend(decision.choice for decision in seen)
+        return trials(call, training)
+
+    monkeypatch.setattr(swap, "_trials", noted)
+    monkeypatch.setattr(swap, "_has_kernels", lambda call, training: True)
+    model = nn.Conv1d(16, 24, 5, padding=2).eval()
+    compiled, x = torch.compile(model, backend="polyconv", options=QUICK), torch.randn(1, 16, 100)
+    agree(compiled, model, x)
+    (section,) = load(tmp_path / "tuning.json").sections
+    compiled_key, key = sorted(section.entries, key=lambda key: not key.startswith("compiled inference conv1d"))
+    assert section.entries[compiled_key]["choice"] in (swap.PYTORCH, swap.POLYCONV)
+    assert given == [section.entries[key]["choice"]]
 
 
 @pytest.mark.usefixtures("_ours")

@@ -197,6 +197,34 @@ def test_joined_inputs_that_do_not_fit_raise() -> None:
             run(inputs, weights, None, None, factors, rest)
 
 
+@pytest.mark.parametrize("channels", [1, 3, 4, 15, 16])
+@pytest.mark.parametrize("padding", [(1, 1), (0, 2)])
+def test_rows_of_few_channels_are_read_in_any_layout(channels: int, padding: tuple[int, int]) -> None:
+    x, w, bias = torch.randn(2, channels, 9, 45), torch.randn(24, channels, 3, 3), torch.randn(24)
+    geometry = {"padding": padding, "stride": (2, 1), "dilation": (1, 1)}
+    layer = a_layer(channels_last(tuple(x.shape)), w, bias, False, Activation.RELU, 1, **geometry)
+    one = next(each for each in kernels(layer) if each.engine == pointwise.NAME)
+    weights, numbers = layer.weights_for(one), layer.numbers(one)
+    wanted = F.conv2d(x.double(), w.double(), bias.double(), **geometry).relu()
+    assert layers.reads_any_layout(numbers) == (channels < 16)
+    rows = torch.randn(2, 9, channels, 45).transpose(1, 2).copy_(x)
+    for each in (x, x.to(memory_format=torch.channels_last), rows):
+        if channels < 16 or each.stride(1) == 1:
+            made = layers.operator()([each], weights, bias, None, None, numbers)
+            torch.testing.assert_close(made, wanted, atol=1e-4, rtol=1e-4, check_dtype=False)
+
+
+@pytest.mark.parametrize("pixels", [1, 2, 3])
+@pytest.mark.parametrize(("channels", "outputs"), [(1100, 300), (7, 1000), (600, 5)])
+def test_few_pixels(channels: int, outputs: int, pixels: int) -> None:
+    x, w, bias = channels_last((1, channels, 1, pixels)), torch.randn(outputs, channels, 1, 1), torch.randn(outputs)
+    layer = a_layer(x, w, bias, False, Activation.NONE, 1, **UNIT)
+    one = next(each for each in kernels(layer) if each.engine == pointwise.NAME)
+    made = layers.operator()([x], layer.weights_for(one), bias, None, None, layer.numbers(one))
+    wanted = F.conv2d(x.double(), w.double(), bias.double())
+    torch.testing.assert_close(made, wanted, atol=1e-3, rtol=1e-4, check_dtype=False)
+
+
 def test_operators_return_new_tensors() -> None:
     """Only generated code lets a layer write over its residual."""
     x, w, other = channels_last((2, 40, 7, 5)), torch.randn(24, 40, 1, 1), channels_last((2, 24, 7, 5))
@@ -242,3 +270,12 @@ def test_only_kernels_with_a_compiled_form_are_tried() -> None:
     tried = choice._candidates(layer)
     assert tried
     assert all(layer.numbers(one) for one in tried)
+
+
+def test_few_candidates_of_large_weights_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = a_layer(channels_last((1, 32, 14, 14)), torch.randn(64, 32, 3, 3), None, False, Activation.NONE, 1, **UNIT)
+    every, size = choice._candidates(layer), layer.w.nbytes
+    assert len(every) > 2
+    for limit, count in ((1, 1), (2 * size, 2)):
+        monkeypatch.setattr(choice, "MOST_BYTES", limit)
+        assert choice._candidates(layer) == every[:count]

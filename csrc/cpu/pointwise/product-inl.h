@@ -381,8 +381,15 @@ class InputRuns {
     if (conv_.x_channel == 1 && conv_.x_column == channels) {
       std::memcpy(to + begin * channels, inside, sizeof(float) * (end - begin) * channels);
     } else {
+      int done = begin;
+      if (channels == 3 && conv_.x_column == 1) {
+        for (; done + kLanes <= end; done += kLanes, inside += kLanes) {
+          hn::StoreInterleaved3(Load(inside), Load(inside + conv_.x_channel), Load(inside + 2 * conv_.x_channel),
+                                kFloats, to + done * channels);
+        }
+      }
       for (int c = 0; c < channels; c++, inside += conv_.x_channel) {
-        for (int j = begin; j < end; j++) to[j * channels + c] = inside[(j - begin) * conv_.x_column];
+        for (int j = done; j < end; j++) to[j * channels + c] = inside[(j - done) * conv_.x_column];
       }
     }
     outside(end, columns_);

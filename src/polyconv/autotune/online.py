@@ -12,7 +12,7 @@ import itertools
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, MutableMapping
+from collections.abc import Callable, Hashable, Iterable, MutableMapping
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -336,6 +336,22 @@ def _place(backend: Backend[Any], problem: Problem, inference: bool) -> tuple[En
 def turns() -> int:
     """Calls that took part in autotuning so far. A call that does not increase the count has only settled problems."""
     return sum(session.calls for session in _sessions.every().values())
+
+
+def autotune(call: Callable[[], object]) -> None:
+    """Repeat a call until all of its autotuning sessions are finished, so that its plans are final."""
+    with settings.use(benchmark=True):
+        before = -1
+        while before != turns():
+            before = turns()
+            call()
+
+
+def entries(environment: Environment) -> dict[str, Entry]:
+    """Autotuning outcomes of this process in an environment, by key."""
+    with STATE_LOCK:
+        every = list(_sessions.every().items())
+    return {key: session.entry for (here, key), session in every if here == environment and session.entry}
 
 
 def save_benchmark(path: str | PathLike[str]) -> int:

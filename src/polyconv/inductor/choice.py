@@ -28,7 +28,7 @@ from ..runtime.warn_once import warn_once
 from ..selection import Preference
 from ..tuning_key import Environment, problem_key
 from .chain import Link, chain_call
-from .layer import Layer, has_compiled_form
+from .layer import MOST_BYTES, Layer, has_compiled_form
 from .private import hint
 
 ONEDNN = "oneDNN"
@@ -196,8 +196,9 @@ def _candidates(layer: Layer, times_direct: float = inf) -> list[CpuCandidate]:
     limit = times_direct * min((one.error for one in able if one.direct), default=inf)
     able = sorted((one for one in able if one.direct or limit == inf or one.error <= limit), key=costs.counted)
     kept: list[CpuCandidate] = []
+    most = min(MOST, max(1, MOST_BYTES // layer.w.nbytes))  # all hold a packed weight until the trials end
     for one in able:
-        if len(kept) < MOST and [each.engine for each in kept].count(one.engine) < PER_ENGINE and _keeps(layer, one):
+        if len(kept) < most and [each.engine for each in kept].count(one.engine) < PER_ENGINE and _keeps(layer, one):
             kept.append(one)
     return kept
 

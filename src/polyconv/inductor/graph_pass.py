@@ -19,8 +19,8 @@ from ..cpu.engines import pointwise
 from .chain import Link, chain_call, chains, link_of
 from .choice import CHAIN, ONEDNN, Choice, Chooser, Outcomes
 from .layer import C_SHIM, FLAGS, LAYER, NUMBERS, OVERWRITES, RESIDUAL, Layer, layer_of, operator
-from .pixel_shuffle import pixel_shuffle_of
 from .private import frozen_options
+from .shuffles import interleave_channels, pixel_shuffle_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,7 @@ class LayerPass:
         assert gm is not None
         with _disable_current_modes(), torch.no_grad():
             operator()
+            interleave_channels(graph)
             chooser = Chooser(self.outcomes, sum(4 * value.numel() for value in _constants(gm, graph)))
             links: list[Link] = []
             replaced: dict[Node, Node] = {}

@@ -27,6 +27,11 @@ RESIDUAL, NORMALISATION, LAYER = 3, 4, 5
 """Places of the residual, of the normalisation or gate, and of the layers' numbers among the arguments."""
 FLAGS = 17
 """Place of the flags among the numbers of a layer."""
+MOST_BYTES = 128 * 2**20
+"""Largest weight of a layer. Choosing a kernel takes two more copies of it, and the time of so large a layer is mostly
+that of reading its weight."""
+_FEW_CHANNELS = 16
+"""Number of channels from which on the pointwise engine reads pixels in place."""
 _CLAMPED, OVERWRITES = 1, 2
 """Flags: a joined input is clamped at zero; the output may replace the residual, which is read no more."""
 _DEPTHWISE = -1
@@ -129,6 +134,8 @@ def layer_of(gm: GraphModule, node: Node) -> Layer | None:
     if not constant or value.dim() != 4 or value.dtype != torch.float32 or value.device.type != "cpu":
         return None
     packed = getattr(gm, weight.target)
+    if packed.numel() * packed.element_size() > MOST_BYTES:
+        return None
     dense = packed.to_dense() if packed.is_mkldnn else packed
     is_plain = groups == 1 and tuple(dense.shape[-2:]) == (1, 1) and not any(padding)
     return Layer(
@@ -176,9 +183,20 @@ def operator() -> Any:
     torch.library.register_fake("polyconv_cpu::compiled_convolution", _fake)
     found = torch.ops.polyconv_cpu.compiled_convolution.default
     needs_channels_last(
-        found, (0, RESIDUAL, NORMALISATION), lambda arguments: [RESIDUAL] * overwrites_residual(arguments[LAYER])
+        found,
+        lambda arguments: [0, RESIDUAL, NORMALISATION][reads_any_layout(arguments[LAYER]) :],
+        lambda arguments: [RESIDUAL] * overwrites_residual(arguments[LAYER]),
     )
     return found
+
+
+def reads_any_layout(numbers: Sequence[int]) -> bool:
+    """Whether a call takes an input that is not in channels_last: the pointwise engine copies rows of few channels
+    (``CopiesInput`` in ``csrc/cpu/pointwise``). So the image that a network reads is not converted first."""
+    engine, _, _, channels, taps_h, taps_w, stride_h, stride_w, *_, dilation_h, dilation_w, groups = numbers[:15]
+    is_pointwise = len(numbers) == NUMBERS and groups == 1 and engine == native.plan_numbers(pointwise.NAME, 0)[0]
+    overlaps = taps_w > 1 and dilation_h == dilation_w == 1 and stride_h <= taps_h and stride_w <= taps_w
+    return is_pointwise and overlaps and channels < _FEW_CHANNELS
 
 
 def overwrites_residual(numbers: Sequence[int]) -> bool:

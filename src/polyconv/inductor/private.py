@@ -134,10 +134,12 @@ def with_constants(gm: GraphModule, inputs: Sequence[Any], positions: Sequence[i
 
 
 def needs_channels_last(
-    operator: Any, positions: Sequence[int], overwritten: Callable[[Sequence[Any]], Sequence[int]]
+    operator: Any,
+    positions: Callable[[Sequence[Any]], Sequence[int]],
+    overwritten: Callable[[Sequence[Any]], Sequence[int]],
 ) -> None:
-    """Make Inductor pass these arguments of an operator, images or lists of them, in channels_last. ``overwritten``
-    tells from the arguments which of them share memory with the output, so that Inductor must not reuse it."""
+    """Make Inductor pass arguments of an operator, images or lists of them, in channels_last. ``positions`` tells from
+    the arguments which; ``overwritten``, which share memory with the output, so that Inductor must not reuse it."""
     from torch._inductor import ir, lowering
     from torch._inductor.virtualized import V
 
@@ -149,7 +151,7 @@ def needs_channels_last(
 
     def constrain(node: Node, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         passed = list(args)
-        for position in positions:
+        for position in positions(args):
             if position < len(passed):
                 passed[position] = ordered(passed[position])
         V.graph.never_reuse_buffers.update(passed[position].get_name() for position in overwritten(args))

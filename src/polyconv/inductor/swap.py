@@ -1,8 +1,9 @@
 """Convolutions of a graph that run as polyconv's operators: all of a training graph, and those of an inference graph
 that are not 2-D or are transposed.
 
-Each is timed against PyTorch's when the graph is compiled, in training with its gradients. Inductor keeps its own
-convolutions in channels_last, so polyconv's pay for a change of layout before and after them.
+Each is timed against PyTorch's when the graph is compiled, in training with its gradients; in inference polyconv's
+candidates are first timed against each other. Inductor keeps its own convolutions in channels_last, so polyconv's pay
+for a change of layout before and after them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from ..autotune import preferences
+from ..autotune import online, preferences
 from ..autotune.tuning_file import Entry
 from ..cpu.engines import aten
 from ..dispatch.op import FORWARD, PUBLIC, TRANSPOSED, Op
@@ -34,6 +35,7 @@ _OPS: dict[Any, Op] = {op.aten: op for op in (*FORWARD.values(), *TRANSPOSED.val
 def swapped(gm: GraphModule, outcomes: Outcomes, *, training: bool) -> tuple[GraphModule, list[CompiledLayer]]:
     """A copy of a graph of Dynamo's with calls swapped where polyconv is faster, and what was decided."""
     result, layers = copied(gm), []
+    earlier = online.entries(outcomes.environment)
     for node in result.graph.nodes:
         call = _call_of(node)
         if call is None or (not training and call.op.rank == 2 and not call.op.transposed):
@@ -42,6 +44,8 @@ def swapped(gm: GraphModule, outcomes: Outcomes, *, training: bool) -> tuple[Gra
         layers.append(CompiledLayer(call.key, choice))
         if choice.name == POLYCONV:
             node.target = PUBLIC[call.op]
+    tuned = online.entries(outcomes.environment)
+    outcomes.measured.update((key, entry) for key, entry in tuned.items() if key not in earlier)
     outcomes.save()
     result.recompile()
     return result, layers
@@ -104,6 +108,9 @@ def _choose(call: _Call, outcomes: Outcomes, training: bool) -> Choice:
     key = f"compiled {'training' if training else 'inference'} {call.key}"
     entry, source = outcomes.find(key)
     if entry is None:
+        if not training:
+            tensors = call.tensors(training=False, channels_last=False)
+            online.autotune(_timed(PUBLIC[call.op], tensors, call.rest, False))
         if not _has_kernels(call, training):
             return Choice(PYTORCH, None, {}, "the cost model expects no gain")
         entry = outcomes.measured[key] = _trials(call, training)

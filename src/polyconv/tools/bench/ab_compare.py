@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ... import settings
 from ...arguments import CHANNELS_LAST
 from ...autotune import online, preferences
 from ...dispatch.override import enable
@@ -157,7 +156,7 @@ def fight(
         if cases.enable:
             ours = enabled(ours)
         if cases.benchmark:
-            autotune(ours)
+            online.autotune(ours)
         with preferences.watched(alone=True) as seen:
             result = ours()
         deviation = difference(result, theirs()) if case.mode is Mode.INFERENCE else None
@@ -175,15 +174,6 @@ def enabled(call: Callable[[], object]) -> Callable[[], object]:
             return call()
 
     return run
-
-
-def autotune(call: Callable[[], object]) -> None:
-    """Repeat a call until all of its autotuning sessions are finished, so that its plans are final."""
-    with settings.use(benchmark=True):
-        before = -1
-        while before != online.turns():
-            before = online.turns()
-            call()
 
 
 def difference(mine: object, theirs: object) -> float:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import settings
+from ...autotune import online
 from ...lowering.signal import as_image
 from ...measure import accuracy
 from ...measure.layers import class_of
@@ -37,7 +38,6 @@ from .ab_compare import (
     Errors,
     Memory,
     Prepare,
-    autotune,
     block,
     enabled,
     fight,
@@ -280,7 +280,7 @@ def _peak(make: Callable[[], tuple[nn.Module, Tensor]], prepare: Prepare, case: 
         if ours is not None and ours.enable:
             call = enabled(call)
         if ours is not None and ours.benchmark:
-            autotune(call)
+            online.autotune(call)
         for _ in range(CALLS):
             call()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
