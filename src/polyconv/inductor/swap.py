@@ -112,7 +112,7 @@ def _choose(call: _Call, outcomes: Outcomes, training: bool) -> Choice:
             tensors = call.tensors(training=False, channels_last=False)
             online.autotune(_timed(PUBLIC[call.op], tensors, call.rest, False))
         if not _has_kernels(call, training):
-            return Choice(PYTORCH, None, {}, "the cost model expects no gain")
+            return Choice(PYTORCH, None, {}, "polyconv's operator would run it, too")
         entry = outcomes.measured[key] = _trials(call, training)
     return Choice(entry.choice, None, dict(entry.seconds), source)
 
