@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import settings
-from ...lowering.signal import as_image
+from ...lowering.reshape import as_image
 from ...measure import accuracy
 from ...measure.layers import class_of
 from ...measure.operands import Operands
