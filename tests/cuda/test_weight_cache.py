@@ -438,6 +438,23 @@ def _fails(nth: int) -> None:
     assert len(words) == 1
 
 
+def test_a_part_of_a_weight_is_made_for_a_fallback() -> None:
+    run_in_virtual_gpu(_fails_with_a_part, environment=NOT_STRICT, timeout=300)
+
+
+def _fails_with_a_part() -> None:
+    conv, x = polyconv.Conv3d(16, 16, 3, padding=1).half(), torch.randn(1, 16, 4, 9, 12).half()
+    with VirtualGpu() as gpu, override("cpu", gpu.backend()), torch.no_grad(), said() as words:
+        polyconv.freeze(conv)
+        conv(x)
+        gpu.fail(driver.LAUNCH, 1, 1, OUT_OF_RESOURCES)
+        y = conv(x)
+        assert gpu.repair() == 1
+        exact = F.conv3d(x.double(), conv.weight.double(), conv.bias.double(), padding=1)  # type: ignore[union-attr]
+        torch.testing.assert_close(y.double(), exact, rtol=3e-3, atol=3e-3)
+    assert len(words) == 1
+
+
 def test_the_promise_is_known_by_identity() -> None:
     conv = polyconv.Conv2d(1, 1, 1)
     polyconv.freeze(conv)

@@ -18,7 +18,7 @@ from ..autotune import online, preferences
 from ..backend import Backend, Run, backend_for, backend_name
 from ..lowering import aten
 from ..lowering.lower import lower
-from ..lowering.signal import Signal
+from ..lowering.reshape import Signal
 from ..lowering.widen import Widened
 from ..problem import TF32, Problem, dense_strides
 from ..runtime import state_version

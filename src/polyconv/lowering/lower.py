@@ -13,7 +13,7 @@ from .base import Lowering, Rewrite
 from .border import Cropped
 from .epilogue import begun, summed_per_channel
 from .extreme_geometry import Reduced, reduce_problem
-from .signal import Signal
+from .reshape import Patches, Signal, is_patches
 from .widen import Widened, has_no_half_kernel
 
 
@@ -23,6 +23,8 @@ def lower(problem: Problem, backend: str) -> Lowering | None:
         return EmptySum(problem)
     if problem.padding_mode is not PaddingMode.ZEROS and min(problem.padding) < 0:
         return Cropped(problem)
+    if is_patches(problem, backend):
+        return Patches(problem)
     reduction = reduce_problem(problem)
     if has_no_half_kernel(problem, reduction, backend):
         return Widened(problem)

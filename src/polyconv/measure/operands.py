@@ -19,7 +19,7 @@ from ..arguments import CHANNELS_LAST as CHANNELS_LAST_OF
 from ..arguments import Geometry
 from ..cpu.engines import aten
 from ..lowering.aten import convolution, convolution_backward
-from ..lowering.signal import HEIGHT, as_image
+from ..lowering.reshape import HEIGHT, as_image
 from ..lowering.volume_sum import result_shape
 from ..nn import OURS as OF_TORCHS
 from ..problem import RESULTS, Pass, Problem, Shape

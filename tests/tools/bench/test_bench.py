@@ -23,7 +23,7 @@ from polyconv import backend, cli, settings
 from polyconv.cli import _options
 from polyconv.cpu import native
 from polyconv.cpu.planner import plan_cpu
-from polyconv.lowering.signal import as_image
+from polyconv.lowering.reshape import as_image
 from polyconv.measure import accuracy, batch_limits, environment, timing
 from polyconv.measure.batch_limits import Batch, cut_batch
 from polyconv.measure.operands import CHANNELS_LAST, NCHW, OURS, OURS_CHANNELS_LAST, Operands, candidates

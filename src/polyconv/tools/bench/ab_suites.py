@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ... import settings
 from ...autotune import online
-from ...lowering.signal import as_image
+from ...lowering.reshape import as_image
 from ...measure import accuracy
 from ...measure.layers import class_of
 from ...measure.operands import Operands

@@ -11,7 +11,7 @@ import torch
 from ... import settings
 from ...autotune import preferences
 from ...backend import backend_for
-from ...lowering.signal import as_image
+from ...lowering.reshape import as_image
 from ...measure.accuracy import measure
 from ...measure.batch_limits import available_memory, cut_batch, with_batch
 from ...measure.operands import OURS, Operands, candidates

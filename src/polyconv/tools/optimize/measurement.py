@@ -16,7 +16,7 @@ from ...autotune import preferences
 from ...autotune.preferences import Decision
 from ...autotune.tuning_file import Entry
 from ...backend import backend_for, candidate_names
-from ...lowering.signal import as_image
+from ...lowering.reshape import as_image
 from ...measure.candidate_timing import Outcome, Timer, contest, times_of
 from ...measure.operands import Operands
 from ...nn import OURS as MODULES
