@@ -1,4 +1,5 @@
-"""Counts the cost that an epilogue adds to a forward kernel, per output element and resource: ``FINISHED`` of cost.py.
+"""Counts the cost that an epilogue adds to a forward kernel, per output element and resource: ``FINISHED`` of cost.py;
+and what an implicit GEMM adds if it stores one element at a time, not four pixels: ``SINGLY``.
 
     python benchmarks/gpu/count_epilogue.py
 
@@ -19,7 +20,8 @@ from polyconv.cuda.planner.depthwise import strip
 from polyconv.cuda.planner.depthwise.halo import PLANE_TILES, HaloCandidate
 from polyconv.cuda.planner.implicit_gemm import fprop_dgrad
 from polyconv.cuda.planner.implicit_gemm.fprop_dgrad import ImplicitGemmCandidate
-from polyconv.cuda.planner.implicit_gemm.tiles import TALL
+from polyconv.cuda.planner.implicit_gemm.fprop_dgrad_mma import ImplicitGemmMmaCandidate
+from polyconv.cuda.planner.implicit_gemm.tiles import MATRIX_SMALL, MATRIX_SQUARE, MATRIX_TALL, SMALL, SQUARE, TALL
 from polyconv.cuda.planner.winograd import fused, nonfused
 from polyconv.problem import Activation, Pass, Problem, channels_last_strides
 from polyconv.tools.inspect.emulated_cost import empty_buffers, emulator, execute
@@ -57,6 +59,15 @@ def examples() -> Iterator[tuple[str, CudaCandidate, Problem]]:
     yield "separable, one at a time", chain, uneven
 
 
+def stores() -> Iterator[tuple[str, CudaCandidate, Problem]]:
+    problem = Problem.make(Pass.FPROP, (1, 32, 16, 66), (128, 32, 1, 3))
+    for tile in (SQUARE, TALL, SMALL):
+        yield f"taps_{tile.name}", ImplicitGemmCandidate(tile, fprop_dgrad.TAPS), problem
+    for matrix in (MATRIX_SQUARE, MATRIX_TALL, MATRIX_SMALL):
+        way = ImplicitGemmMmaCandidate(matrix.of("float16"), fprop_dgrad.TAPS)
+        yield f"mma_taps_{matrix.name}", way, replace(problem, dtype="float16")
+
+
 def _channels_last(p: Problem) -> Problem:
     return replace(p, x_strides=channels_last_strides(p.x_shape), y_strides=channels_last_strides(p.y_shape))
 
@@ -89,6 +100,12 @@ def main() -> None:
             added = [(b - a) / prod(problem.y_shape) for a, b in zip(plain, finished, strict=True)]
             title = f"{name}: {activation}{' and a residual' if residual else ''}"
             print(f"{title:42}" + "".join(f"{cycles:9.3f}" for cycles in added), flush=True)
+    for name, way, problem in stores():
+        _, c, h, w = problem.y_shape
+        odd = h * w + 1
+        alone = count(gpu, way, replace(problem, y_strides=(c * odd, odd, w, 1)), cache)
+        added = [(b - a) / prod(problem.y_shape) for a, b in zip(count(gpu, way, problem, cache), alone, strict=True)]
+        print(f"{name + ', stored singly':42}" + "".join(f"{cycles:9.3f}" for cycles in added), flush=True)
 
 
 if __name__ == "__main__":

@@ -78,7 +78,8 @@ SINGLY = {
     True: Spent(0.68, 0.66, 0.86, 0.0, 0.04),
 }
 """Cost per element that an implicit GEMM stores alone, compared with four pixels at a time; True: on tensor cores,
-where a thread finds the place of each store anew. The same for all tiles, on sm_70 and sm_80."""
+where a thread finds the place of each store anew. The same for all tiles, on sm_70 and sm_80
+(``benchmarks/gpu/count_epilogue.py``)."""
 
 
 AMPERE = "@sm_80"
