@@ -99,6 +99,25 @@ def test_frames(kind: Pass, taps: int, stride: int, padding: tuple[int, int]) ->
 
 
 @pytest.mark.parametrize("kind", [Pass.FPROP, Pass.DGRAD], ids=str)
+@pytest.mark.parametrize("frame_count", [5, 6, 7, 8])
+def test_frames_of_an_image_do_not_reach_another(kind: Pass, frame_count: int) -> None:
+    """An image of infinities beside two others, whose results have the bits of three finite images."""
+    problem = Problem.make(kind, (3, 2, 1, 16 * frame_count + 48), (40, 2, 1, 64), stride=(1, 16))
+    given, name = operands(problem), RESULTS[kind]
+    for candidate in frames.candidates(problem, here()):
+        found = []
+        for special in (1.0, torch.inf):
+            first, *_ = OPERANDS[kind]
+            signal = given[first].clone()
+            signal[1] = special
+            shape = problem.y_shape if name == "y" else problem.x_shape
+            tensors = {**given, first: signal, name: torch.full(shape, torch.nan)}
+            frames.prepare(candidate, problem, None)(tensors)
+            found.append(tensors[name][::2])
+        assert torch.equal(*found), candidate.name
+
+
+@pytest.mark.parametrize("kind", [Pass.FPROP, Pass.DGRAD], ids=str)
 def test_transformed_weights_of_frames_are_kept_for_all_lengths(kind: Pass, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without gradients; a changed weight is transformed again. The error for known weights is predicted once."""
     judged: list[Tensor] = []

@@ -261,42 +261,45 @@ def _transformed_weights(problem: Problem, m: int, w: Tensor) -> Tensor:
     return (g @ parts).movedim(2, 0).flatten(2).contiguous()
 
 
-def _convolved(problem: Problem, m: int, rows: Tensor, filters: Tensor) -> Tensor:
-    """Correlation of rows with transformed weights; groups of m results."""
+def _convolved(problem: Problem, m: int, images: Tensor, filters: Tensor, results: int) -> Tensor:
+    """Correlation of each image's rows with transformed weights, by groups of m results."""
     inner = _scheme(m, _overlap(problem)).w.inner
-    at, bt = _matrix(inner.at, rows), _matrix(inner.bt, rows)
-    width, count = rows.shape[1], (len(rows) - len(bt[0])) // m + 1
-    tiles = rows.as_strided((count, len(bt), width), (m * width, width, 1))
-    transformed = torch.bmm(bt.expand(count, -1, -1), tiles).transpose(0, 1)
+    at, bt = _matrix(inner.at, images), _matrix(inner.bt, images)
+    batch, rows, width = images.shape
+    apart = images.stride(0) // width
+    count = ((batch - 1) * apart + rows - len(bt)) // m + 1
+    groups = images.as_strided((count, len(bt), width), (m * width, width, 1))
+    transformed = torch.bmm(bt.expand(count, -1, -1), groups).transpose(0, 1)
     sums = torch.bmm(transformed, filters)
-    return torch.bmm(at.expand(count, -1, -1), sums.transpose(0, 1)).flatten(0, 1)
+    found = torch.bmm(at.expand(count, -1, -1), sums.transpose(0, 1))
+    width = found.shape[2]
+    return found.as_strided((batch, results, width), (apart * width, width, 1))
 
 
 def _matrix(entries: Matrix, like: Tensor) -> Tensor:
     return like.new_tensor([[float(c) for c in row] for row in entries])
 
 
-def _room(problem: Problem, m: int, like: Tensor) -> tuple[Tensor, int]:
-    """Zeros for the rows of all images as one signal, and its number of results. Between two images it has as many
-    more rows as the kernel has taps but one."""
-    ends, width = _overlap(problem) - 1, _terms(problem)
-    results = problem.batch * (problem.out_size[1] + ends)
-    return like.new_zeros(ceil_div(results, m) * m + ends, width), results
+def _room(problem: Problem, m: int, results: int, like: Tensor) -> Tensor:
+    """Zeros for the rows of all images, as many as groups of m results read. Images are whole groups apart, so that no
+    group reads two of them: an infinity in one does not reach the results of another."""
+    rows, width = ceil_div(results, m) * m + _overlap(problem) - 1, _terms(problem)
+    apart = ceil_div(rows, m) * m
+    zeros = like.new_zeros((problem.batch - 1) * apart + rows, width)
+    return zeros.as_strided((problem.batch, rows, width), (apart * width, width, 1))
 
 
 def _forward_by_rows(
     problem: Problem, m: int, filters: Tensor, w_exponent: int, tensors: MutableMapping[str, Tensor]
 ) -> None:
     x, x_exponent = native.normalised(tensors["x"])
-    stride, channels, batch = problem.stride[1], problem.in_channels, problem.batch
-    every = problem.out_size[1] + _overlap(problem) - 1
-    rows, results = _room(problem, m, x)
-    padded = F.pad(x[:, :, 0], (problem.padding[2], every * stride - x.shape[3] - problem.padding[2]))
-    rows[:results].view(batch, every, channels, stride).copy_(
-        padded.view(batch, channels, every, stride).transpose(1, 2)
-    )
-    found = _convolved(problem, m, rows, filters.mT)[:results].view(batch, every, -1)
-    _finish(problem, found[:, : problem.out_size[1]].mT.unsqueeze(2), -x_exponent - w_exponent, tensors)
+    stride, channels, outputs = problem.stride[1], problem.in_channels, problem.out_size[1]
+    rows = outputs + _overlap(problem) - 1
+    padded = F.pad(x[:, :, 0], (problem.padding[2], rows * stride - x.shape[3] - problem.padding[2]))
+    images = _room(problem, m, outputs, x)
+    images[:, :rows].unflatten(2, (channels, stride)).copy_(padded.unflatten(2, (rows, stride)).transpose(1, 2))
+    found = _convolved(problem, m, images, filters.mT, outputs)
+    _finish(problem, found.mT.unsqueeze(2), -x_exponent - w_exponent, tensors)
 
 
 def _input_gradient_by_rows(
@@ -304,9 +307,9 @@ def _input_gradient_by_rows(
 ) -> None:
     dx = tensors["x"]
     dy, dy_exponent = native.normalised(tensors["y"])
-    outputs, ends, channels = problem.out_size[1], _overlap(problem) - 1, problem.in_channels
-    rows, results = _room(problem, m, dy)
-    rows[ends : ends + results].view(problem.batch, outputs + ends, -1)[:, :outputs].copy_(dy[:, :, 0].mT)
-    found = _convolved(problem, m, rows, filters)[:results].view(problem.batch, outputs + ends, channels, -1)
+    outputs, ends = problem.out_size[1], _overlap(problem) - 1
+    images = _room(problem, m, outputs + ends, dy)
+    images[:, ends : ends + outputs].copy_(dy[:, :, 0].mT)
+    found = _convolved(problem, m, images, filters, outputs + ends).unflatten(2, (problem.in_channels, -1))
     dx.copy_(_cropped(problem, found.transpose(1, 2)))
     native.rescale(dx, -dy_exponent - w_exponent)
