@@ -19,9 +19,10 @@ from nightly import sampled
 from polyconv import settings
 from polyconv.cli import calibrate, main
 from polyconv.cpu import native, planner
+from polyconv.cpu.costs import Costs
 from polyconv.cpu.device import CpuDevice
 from polyconv.cpu.engines import aten
-from polyconv.cpu.planner import Costs, here, offered, plan_cpu
+from polyconv.cpu.planner import here, offered, plan_cpu
 from polyconv.cpu.profiles import Kernel, Profile, ProfileError, Record, Section, Spent, file, in_force, lookup, shipped
 from polyconv.cpu.profiles.profile import UNMEASURED, is_channels_last, place_of
 from polyconv.measure import calibration

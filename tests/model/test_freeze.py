@@ -22,7 +22,8 @@ from moved_weights import MOVES, offloaded_and_loaded_there
 from polyconv.backend import backend_for
 from polyconv.cpu import native
 from polyconv.cpu.backend import CpuBackend
-from polyconv.cpu.planner import CHECK_BYTES, CHECK_CYCLES, MOST_FOR_THE_CHECK, plan_cpu
+from polyconv.cpu.costs import CHECK_BYTES, CHECK_CYCLES, MOST_FOR_THE_CHECK
+from polyconv.cpu.planner import plan_cpu
 from polyconv.numerics.scale import largest, scales
 from polyconv.problem import Pass, Problem
 from polyconv.runtime.frozen_weights import frozen_marks, is_frozen

@@ -7,7 +7,7 @@ Nothing is timed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import exp, prod
 from types import ModuleType
@@ -24,22 +24,14 @@ from ..numerics.prediction import Way, rounding_error, with_numeric_tolerance
 from ..problem import HALF_DTYPES, IMAGE_CHANNELS, Pass, Problem
 from ..selection import TRIALS, Candidate, PlanError, Preference, Selection, by_cost, select, why_not, worth_timing
 from . import native
+from .costs import OWN_CALL_CYCLES, RECORDED_CYCLES, UNPROFILED, Costs
 from .device import CpuDevice, this_machine
 from .engines import aten, channel_lanes, depthwise, depthwise_volumes, pointwise, reference, signals, tile_lanes
 from .engines import volumes as engines_volumes
 from .engines.in_torch import fourier, frames, patches
 from .plan import CpuCandidate
-from .profiles import Correction, Formula, Profile, in_force, in_words
+from .profiles import Profile, in_force, in_words
 from .weight_cache import TransformedWeights
-
-CALL_CYCLES = 2000.0
-"""Cost of any call, so that an empty problem is not free."""
-
-OWN_CALL_CYCLES, RECORDED_CYCLES = 100e3, 250e3
-"""Dispatch overhead of a native kernel compared to passthrough: in inference, and per pass where gradients are
-recorded. The latter is larger because ATen computes both gradients in one call, so replacing one saves less than its
-own time. Measured inside a network, whose other layers evict Python's objects from the caches; in a loop it is a
-quarter."""
 
 TRIAL_CALL_CYCLES = 200e3
 """:data:`OWN_CALL_CYCLES` for trials, whose clock covers only the kernels. With cold caches the overhead was two to
@@ -51,9 +43,6 @@ Python instead of C++, and must together gain as much. Measured in the same way.
 
 CLOCK = 2.5e9
 """Clock [Hz] of the cores on which these constants were measured."""
-
-CHECK_CYCLES, CHECK_BYTES = 8e3, 8.0
-"""Cost of checking that a cached weight is unchanged: cycles per call, and bytes hashed per cycle."""
 
 CONVERTED_CYCLES = 1.0
 """Cycles per element that is widened to float32 or rounded to half precision: bound by memory."""
@@ -78,9 +67,6 @@ LARGEST_TIMED_WEIGHT = 2**25
 """Largest weight [elements] for which candidates are timed. A larger one is a matrix product written as a convolution,
 as in a VGG: there is nothing to gain, and each candidate would take hundreds of megabytes more."""
 
-MOST_FOR_THE_CHECK = 0.02
-"""Largest share of a call's cost for that check. Above it the weight is transformed in every call."""
-
 ENGINES: tuple[ModuleType, ...] = (
     *(tile_lanes, channel_lanes, pointwise, depthwise, signals, patches, fourier, frames, reference, aten),
 )
@@ -92,10 +78,6 @@ HALF_ENGINES = (pointwise, signals, patches)
 
 VOLUME_ENGINES = (engines_volumes, depthwise_volumes)
 """Engines of 3-D problems alone."""
-
-UNPROFILED = tuple(engine.NAME for engine in (*VOLUME_ENGINES, signals, patches, fourier, frames))
-"""Engines whose estimates no profile corrects: sums of slices, whose parts are corrected, and engines whose time is
-that of memory traffic, a matrix product or FFTs."""
 
 BATCHED: tuple[ModuleType, ...] = (tile_lanes, channel_lanes, pointwise, aten)
 """Engines whose prepared forward pass and input gradient take any number of images."""
@@ -468,66 +450,6 @@ def here() -> CpuDevice:
 @lru_cache(maxsize=16)
 def _described(instruction_set: str, threads: int, profile: Profile | None) -> CpuDevice:
     return replace(this_machine(instruction_set), cores=threads, profile=profile)
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Costs of candidates [cycles of one core]."""
-
-    problem: Problem
-    device: CpuDevice
-    inference: bool
-    call: float = OWN_CALL_CYCLES
-    """Overhead of a native kernel beside its computation."""
-    _check: float = field(init=False, compare=False, repr=False)
-    """Cost of checking that a cached weight is unchanged."""
-    _corrections: dict[Formula, Correction] = field(default_factory=dict, init=False, compare=False, repr=False)
-    """Cache: few formulas serve many candidates."""
-
-    def __post_init__(self) -> None:
-        problem = self.problem
-        check = 0.0 if problem.frozen else CHECK_CYCLES + 4.0 * prod(problem.w_shape) / CHECK_BYTES
-        object.__setattr__(self, "_check", check)
-
-    def keeps(self, candidate: CpuCandidate) -> bool:
-        """True if the candidate would use the weight cache."""
-        if not self.inference or candidate.weight_cycles <= 0.0:
-            return False
-        if candidate.engine == frames.NAME:
-            return self._check <= frames.MOST_FOR_THE_CHECK * candidate.weight_cycles
-        if self.problem.kind is not Pass.FPROP:
-            return False
-        return self._check <= MOST_FOR_THE_CHECK * (candidate.cycles - candidate.weight_cycles)
-
-    def counted(self, candidate: CpuCandidate) -> float:
-        """The cost model's estimate."""
-        return self._kernel(candidate) + candidate.copy_cycles
-
-    def _kernel(self, candidate: CpuCandidate) -> float:
-        """The estimate without conversions, which profiles do not have."""
-        saved = candidate.weight_cycles - self._check if self.keeps(candidate) else 0.0
-        return CALL_CYCLES + candidate.cycles - saved
-
-    def correction(self, candidate: CpuCandidate) -> Correction | None:
-        """Measured correction of an estimate. None without a profile, for ATen, the reference of all ratios, and for
-        :data:`UNPROFILED` engines."""
-        if self.device.profile is None or candidate.engine in (aten.NAME, *UNPROFILED) or not candidate.profiled:
-            return None
-        formula = candidate.engine, candidate.form == "direct", self.keeps(candidate)
-        found = self._corrections.get(formula)
-        if found is None:
-            found = self._corrections[formula] = self.device.profile.corrected(self.problem, formula)
-        return found
-
-    def cautious(self, candidate: CpuCandidate) -> float:
-        """The compared cost: a native kernel must be ahead of ATen by more than the uncertainty of its estimate."""
-        counted = self.counted(candidate)
-        if self.device.profile is None or candidate.engine == aten.NAME:
-            return counted
-        correction = self.correction(candidate)
-        if correction is None:
-            return self.call + counted
-        return self.call + self._kernel(candidate) * correction.factor + candidate.copy_cycles
 
 
 def offered(problem: Problem, device: CpuDevice, *, own_kernels: bool = False) -> Iterator[CpuCandidate]:

@@ -22,6 +22,7 @@ from ..autotune import preferences, tuning_lookup
 from ..autotune.elimination import MIN_SPEEDUP, Elimination
 from ..autotune.tuning_file import Entry, Tuning, TuningError, update
 from ..cpu import native, planner
+from ..cpu.costs import Costs
 from ..cpu.plan import CpuCandidate
 from ..runtime.bypass import bypassing
 from ..runtime.warn_once import warn_once
@@ -191,7 +192,7 @@ def _most_accurate(winner: str, best: dict[str, float], able: dict[str, CpuCandi
 def _candidates(layer: Layer, times_direct: float = inf) -> list[CpuCandidate]:
     """Candidates that keep the tolerance for the layer's weight, the cheapest by the cost model first."""
     problem, device = layer.problem, planner.here()
-    costs = planner.Costs(problem, device, inference=True)
+    costs = Costs(problem, device, inference=True)
     able = [one for one in planner.offered(problem, device) if one.refusal is None and has_compiled_form(one)]
     limit = times_direct * min((one.error for one in able if one.direct), default=inf)
     able = sorted((one for one in able if one.direct or limit == inf or one.error <= limit), key=costs.counted)

@@ -14,10 +14,11 @@ from math import dist, prod, sqrt
 import torch
 from torch import Tensor
 
+from ..cpu.costs import UNPROFILED, Costs
 from ..cpu.device import CpuDevice
 from ..cpu.engines import aten, reference
 from ..cpu.plan import CpuCandidate
-from ..cpu.planner import UNPROFILED, Costs, engine_of, here, offered
+from ..cpu.planner import engine_of, here, offered
 from ..cpu.profiles import Kernel, Record, Spent
 from ..cpu.profiles.profile import Place, place_of
 from ..cpu.weight_cache import TransformedWeights
