@@ -147,9 +147,10 @@ class Patches(Rewrite):
         if self.copied:
             strides_of = channels_last_strides if _adjacent(problem) else contiguous_strides
             x = strides_of(flat.x_shape)
-        else:  # of the only pixel, strides do not matter but for alignment
-            x = problem.x_strides[0], 1, elements, elements
-            y = (*y[:2], y[0], y[0])
+        else:  # images are the columns of one; the strides of its only row matter for alignment alone
+            flat = replace(flat, batch=1, in_size=(1, problem.batch))
+            x = problem.x_strides[0], 1, problem.x_strides[0], problem.x_strides[0]
+            y = y[0], y[1], y[0], y[0]
         self.part = replace(flat, x_strides=x, w_strides=(elements, 1, 1, 1), y_strides=y)
         self.x_place = _place(problem, self.part)
 
