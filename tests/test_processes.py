@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import polyconv
 from fresh import run_fresh
+from polyconv.util.cached import cached_property
 
 
 def forward() -> None:
@@ -83,6 +84,30 @@ def fork_during_a_first(work: Callable[[], object]) -> None:
 @pytest.mark.parametrize("work", WORK, ids=lambda work: work.__name__)
 def test_children_forked_during_a_first_convolution_compute(work: Callable[[], object]) -> None:
     run_fresh(fork_during_a_first, work)
+
+
+def fork_while_a_property_is_computed() -> None:
+    parent, started, done = os.getpid(), threading.Event(), threading.Event()
+
+    class Planned:
+        @cached_property
+        def value(self) -> int:
+            started.set()
+            if os.getpid() == parent:
+                done.wait(60)
+            return 1
+
+    thread = threading.Thread(target=lambda: Planned().value)
+    thread.start()
+    started.wait()
+    state = os.waitpid(fork(lambda: Planned().value, 20), 0)[1]
+    done.set()
+    thread.join()
+    assert state == 0
+
+
+def test_a_child_computes_a_property_that_another_thread_was_computing() -> None:
+    run_fresh(fork_while_a_property_is_computed)
 
 
 def imports_of_a_first(work: Callable[[], object]) -> list[str]:

@@ -47,7 +47,7 @@ def run_in_virtual_gpu(
         return _started(_serve).call((function, arguments), function.__qualname__, timeout)
     work = pickle.dumps((function, arguments))  # unpickled in the fork alone, as that imports polyconv
     with _environment(**_search_paths()), _environment(**environment):
-        surroundings = dict(os.environ), list(sys.path), os.getcwd()
+        surroundings = dict(os.environ), list(sys.path), os.getcwd(), os.getpid()
     order = (surroundings, work, function.__qualname__, timeout)
     return _started(_serve_in_forks).call(order, function.__qualname__, timeout + 30.0)
 
@@ -165,7 +165,10 @@ def _answer_of_a_fork(surroundings: tuple[Any, ...], work: bytes, name: str, tim
         ours.close()
 
 
-def _serve_in(connection: Connection, environ: dict[str, str], path: list[str], folder: str) -> None:
+def _serve_in(connection: Connection, environ: dict[str, str], path: list[str], folder: str, caller: int) -> None:
+    for stream in (1, 2):  # those of the caller at this moment, which pytest changes
+        with contextlib.suppress(OSError):  # a socket cannot be opened
+            os.dup2(os.open(f"/proc/{caller}/fd/{stream}", os.O_WRONLY | os.O_APPEND), stream)
     os.environ.clear()
     os.environ.update(environ)
     sys.path[:] = path

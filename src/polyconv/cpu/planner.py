@@ -63,6 +63,9 @@ LENGTH_BITS = 5
 """Significant bits of the lengths of signals for which choices are made; others take that of the next smaller one.
 PyTorch needs about a millisecond for a length that it has not met, and a choice would take twice as long."""
 
+MOST_HOLDING = 64
+"""Most predictions that are remembered for a weight."""
+
 LARGEST_TIMED_WEIGHT = 2**25
 """Largest weight [elements] for which candidates are timed. A larger one is a matrix product written as a convolution,
 as in a VGG: there is nothing to gain, and each candidate would take hundreds of megabytes more."""
@@ -248,6 +251,8 @@ class CpuPlan:
             return None
         found = self.for_weights(w)
         if found is self:
+            if len(holding) >= MOST_HOLDING:
+                holding.clear()
             holding.add(prediction)
             return None
         return found.prepared(TransformedWeights())

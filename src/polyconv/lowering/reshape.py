@@ -79,8 +79,8 @@ def is_patches(problem: Problem, backend: str) -> bool:
     """Whether a problem is lowered to :class:`Patches`: where that is modelled to be ahead on every GPU, in bfloat16 on
     those with tensor cores for it.
 
-    In float32 the gradient of the input alone is, unless the patches are not copied. ``torch_format``: PyTorch's
-    convolution may run instead, on the tensors as they are.
+    In float32 the input gradient alone is and, of patches that are not copied, the forward pass. ``torch_format``:
+    PyTorch's convolution may run instead, on the tensors as they are.
     """
     kernel, grid = problem.kernel, problem.out_size
     if backend != "cuda" or problem.rank == 1 or problem.torch_format or kernel != problem.stride:
@@ -91,6 +91,8 @@ def is_patches(problem: Problem, backend: str) -> bool:
     if problem.in_channels > _MOST_CHANNELS or patch < _LEAST_ELEMENTS[problem.kind] or _order(problem) is None:
         return False
     if prod(grid) == 1:  # a product of two matrices, as they are
+        if problem.kind is Pass.WGRAD and problem.dtype not in HALF_DTYPES:
+            return False
         return _is_dense(problem) and patch % (16 if problem.dtype == "float16" else 8) == 0
     if not _merges(problem.y_strides, grid):
         return False

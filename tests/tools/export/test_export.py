@@ -152,7 +152,7 @@ launch(*call)
 
 def test_passes_may_use_different_algorithms() -> None:
     """Along H and W: their tables then fit both, and what is otherwise fixed is a parameter."""
-    text = exported_file(convolution_model((1, 2, 12, 64), in_channels=2, out_channels=128, kernel_size=9), V100)
+    text = exported_file(convolution_model((1, 4, 24, 96), in_channels=4, out_channels=128, kernel_size=9), V100)
     assert "separable<F23, F45, 32, 4, 2, 1>(*call, kForward)" in text
     assert "separable<F45, F23, 64, 2, 4, 2>(exchanged(*call), kGradient)" in text
     assert "kMaxParts = 4;" in text

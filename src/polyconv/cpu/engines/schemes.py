@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 from ...algebra.segments import AxisScheme, Scheme2d
 from ...problem import Extents
+from ...util.cached import cached_property
 from ...util.intmath import ceil_div
 from .. import native
 

@@ -16,7 +16,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from ... import settings
 from ...runtime.lazy_import import imported
 from ...runtime.warn_once import warn_once
 from ...util import checked_json
+from ...util.cached import cached_property
 from ...util.checked_json import DocumentError, Value
 from ...util.file_trust import UntrustedError
 from .fingerprint import sha256

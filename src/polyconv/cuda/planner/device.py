@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from ...util import gpu_arch
+from ...util.cached import cached_property
 from .occupancy import LIMITS, SmLimits
 
 OLDEST_ARCH = 70

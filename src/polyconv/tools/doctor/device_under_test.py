@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +16,7 @@ from ...cuda.jit.compile import compiler_id
 from ...cuda.planner.device import CudaDevice
 from ...measure.batch_limits import available_memory
 from ...measure.timing import Sample, cuda_sample, sample
+from ...util.cached import cached_property
 from ...util.cpuinfo import processor_name
 from .redzones import RedzoneBackend
 
@@ -78,11 +78,11 @@ class GpuUnderTest(DeviceUnderTest):
         self.index = self.device.index
 
     @cached_property
-    def gpus(self) -> int:  # type: ignore[override]
+    def gpus(self) -> int:
         return int(driver.call("cuDeviceGetCount"))
 
     @cached_property
-    def why_no_torch(self) -> str:  # type: ignore[override]
+    def why_no_torch(self) -> str:
         return "" if torch.cuda.is_available() else "needs a build of PyTorch that can use this GPU"
 
     @cached_property

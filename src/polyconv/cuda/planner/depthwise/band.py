@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 from typing import Any, ClassVar
 
 from ....numerics.prediction import half_error
 from ....problem import HALF_DTYPES, Extents, PaddingMode, Pair, Pass, Problem, Strides
+from ....util.cached import cached_property
 from ....util.intmath import ceil_div, round_up
 from .. import kernel_params
 from ..candidate import CudaCandidate, DirectCandidate

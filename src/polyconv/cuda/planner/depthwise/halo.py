@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from ctypes import c_int32
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import prod
 
 from ....algebra.polyphase import Phase
 from ....problem import HALF_DTYPES, Extents, PaddingMode, Pass, Problem
+from ....util.cached import cached_property
 from ....util.intmath import ceil_div, round_up
 from .. import kernel_params
 from ..candidate import CudaCandidate, DirectCandidate

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 
 from ....problem import HALF_DTYPES, PaddingMode, Pass, Problem
+from ....util.cached import cached_property
 from ....util.intmath import ceil_div, round_up
 from .. import kernel_params
 from ..candidate import CudaCandidate, DirectCandidate

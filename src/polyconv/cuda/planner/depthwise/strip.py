@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from math import prod
 
 from ....problem import HALF_DTYPES, Extents, PaddingMode, Pair, Pass, Problem
+from ....util.cached import cached_property
 from ....util.intmath import ceil_div, round_up
 from .. import kernel_params
 from ..candidate import CudaCandidate, DirectCandidate

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import ClassVar
 
 from ....algebra.polyphase import DenseAxis, Phase, dense_axis, forward_phases, gradient_phases
 from ....problem import Extents, PaddingMode, Pass, Problem, Strides
+from ....util.cached import cached_property
 from ....util.intmath import ceil_div, round_up
 from .. import kernel_params
 from ..candidate import DirectCandidate

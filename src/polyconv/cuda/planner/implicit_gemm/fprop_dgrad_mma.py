@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 from ....numerics.prediction import half_error
 from ....problem import HALF_DTYPES, Pass, Problem
+from ....util.cached import cached_property
 from ..epilogue import finishing
 from ..kernel_params import PHASE_FACTS, half_structs
 from ..plan import KernelSpec

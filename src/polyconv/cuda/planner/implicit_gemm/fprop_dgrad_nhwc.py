@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from ....problem import HALF_DTYPES, PaddingMode, Pass, Problem
+from ....util.cached import cached_property
 from ..cost import LINE
 from ..epilogue import finishing
 from ..kernel_params import PHASE_FACTS, half_structs

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 from ....problem import Pass, Problem
+from ....util.cached import cached_property
 from ..candidate import CudaCandidate
 from ..plan import KernelSpec
 from .fprop_dgrad import MOST_GROUPS, dense_pixels

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 from ....numerics.prediction import half_error
 from ....problem import HALF_DTYPES, Pass, Problem
+from ....util.cached import cached_property
 from ..kernel_params import half_structs
 from ..plan import KernelSpec
 from .fprop_dgrad import BORDER_FACTS

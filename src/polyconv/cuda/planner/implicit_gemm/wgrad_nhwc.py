@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from ....numerics.prediction import half_error
 from ....problem import HALF_DTYPES, Pass, Problem
+from ....util.cached import cached_property
 from ....util.intmath import ceil_div
 from ..cost import LINE
 from ..kernel_params import half_structs

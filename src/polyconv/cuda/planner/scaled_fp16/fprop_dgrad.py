@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property
 from math import inf, prod
 
 from ....problem import PaddingMode, Pass, Problem
+from ....util.cached import cached_property
 from ....util.intmath import round_up
 from .. import kernel_params
 from ..epilogue import finishing

@@ -7,8 +7,10 @@ tiles; the algebra is imported lazily, for a kernel's source and its error.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING
+
+from ....util.cached import cached_property
 
 if TYPE_CHECKING:
     from ....algebra.matrices import Matrix

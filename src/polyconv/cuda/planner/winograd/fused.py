@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 from typing import ClassVar
 
@@ -12,6 +11,7 @@ from ....algebra.polyphase import DenseAxis
 from ....algebra.segments import Scheme2d
 from ....numerics.prediction import Way
 from ....problem import PaddingMode, Pass, Problem
+from ....util.cached import cached_property
 from ....util.intmath import ceil_div, round_up
 from .. import kernel_params
 from ..cost import moved_bytes

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 from ....algebra.polyphase import DenseAxis, TapClass
 from ....algebra.segments import Scheme2d
 from ....numerics.prediction import Way
 from ....problem import PaddingMode, Pass, Problem
+from ....util.cached import cached_property
 from ....util.intmath import ceil_div
 from .. import kernel_params
 from ..device import CudaDevice

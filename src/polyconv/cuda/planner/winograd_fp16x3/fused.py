@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from ....algebra.polyphase import DenseAxis
 from ....algebra.segments import Scheme2d
 from ....numerics.prediction import Way
 from ....problem import Problem
+from ....util.cached import cached_property
 from .. import kernel_params
 from ..epilogue import kernel_with_epilogue
 from ..implicit_gemm.fprop_dgrad import MOST_GROUPS, Roles, roles

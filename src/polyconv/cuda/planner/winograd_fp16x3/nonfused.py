@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from math import ceil, log2, prod
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from ....algebra.segments import Scheme2d
 from ....numerics.prediction import Way
 from ....numerics.tensor_core import AMPERE, VOLTA, SplitProducts
 from ....problem import PaddingMode, Pass, Problem
+from ....util.cached import cached_property
 from ....util.intmath import ceil_div, round_up
 from .. import kernel_params
 from ..epilogue import kernel_with_epilogue, task_with_epilogue, with_epilogue
