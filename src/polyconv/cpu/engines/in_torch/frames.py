@@ -50,6 +50,10 @@ CALL_CYCLES = 400e3
 DOUBT = 1.2
 """Required advantage over other estimates: no profile has measurements of this engine."""
 
+FEW_FRAMES, DOUBT_OF_FEW = 96, 2.4
+"""Required advantage of a forward pass of fewer frames, or of fewer than twice as many if the weight fits the L2:
+PyTorch's convolution then takes less than its estimate, 0.4 of it with 8 to 32 frames."""
+
 OUTPUTS = (2, 4)
 """Rows m of the results of F(m, r) that are compared. With more, errors and weights grow faster than products fall."""
 
@@ -58,8 +62,8 @@ FEWEST_TERMS = 32
 in the place of one, which such sums outnumber."""
 
 PRODUCT_CYCLES, TRANSFORMED_CYCLES, READ_CYCLES, WEIGHT_CYCLES = 0.5, 45.0, 16.0, 90.0
-"""Of F(m, r): cycles per vector of products, of transformed rows, of transformed weights that are read from beyond the
-core's caches, and of weights that are transformed."""
+"""Of F(m, r): cycles per vector of products, of transformed rows, of weights that are read from beyond the core's
+caches (also by direct summation of few frames, which hide nothing of it), and of weights that are transformed."""
 
 MOST_FOR_THE_CHECK = 0.25
 """Largest cost of checking that a cached weight is unchanged, as a share of transforming it in PyTorch's operators."""
@@ -86,7 +90,11 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
     if why_not is not None:
         yield CpuCandidate(NAME, "direct", direct=True, refusal=why_not)
         return
-    products, doubt = 0.75 * problem.multiplications / device.lanes, DOUBT * narrow_gradient_doubt(problem)
+    weight_vectors, rows = prod(problem.w_shape) / device.lanes, problem.batch * problem.out_size[1]
+    fits = 4 * prod(problem.w_shape) <= device.l2_bytes
+    few = problem.kind is Pass.FPROP and rows < FEW_FRAMES * (2 if fits else 1)
+    doubt = (DOUBT_OF_FEW if few else DOUBT) * narrow_gradient_doubt(problem)
+    products = 0.75 * problem.multiplications / device.lanes + (READ_CYCLES * weight_vectors if few else 0.0)
     yield CpuCandidate(
         NAME,
         "direct",
@@ -96,7 +104,6 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
     )
     if problem.kind is Pass.WGRAD or _overlap(problem) == 1 or _terms(problem) < FEWEST_TERMS:
         return
-    rows, weight_vectors = problem.batch * problem.out_size[1], prod(problem.w_shape) / device.lanes
     for m in OUTPUTS:
         scheme = _scheme(m, _overlap(problem))
         per_row = float(scheme.w.multiplications) / device.lanes
@@ -107,7 +114,7 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
             NAME,
             str(scheme.w),
             m,
-            cycles=narrow_gradient_doubt(problem) * CALL_CYCLES + doubt * (weight_cycles + cycles),
+            cycles=narrow_gradient_doubt(problem) * 2 * CALL_CYCLES + doubt * (weight_cycles + cycles),
             weight_cycles=doubt * weight_cycles,
             error=partial(error_of, problem, scheme, _terms(problem), ()),
         )
