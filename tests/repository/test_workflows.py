@@ -37,7 +37,7 @@ def scripts(path: Path) -> list[str]:
 
 
 def test_all_are_here() -> None:
-    assert [path.stem for path in WORKFLOWS] == ["arm64", "ci", "docs", "gpu", "wheels"]
+    assert [path.stem for path in WORKFLOWS] == ["arm64", "ci", "docs", "gpu", "nightly", "wheels"]
 
 
 def test_schema() -> None:

@@ -1,6 +1,7 @@
 """Exports files, builds them with real compilers in real CUDA builds of PyTorch, and executes what the compilers made.
 
-    python tools/export_check                  all of it: some minutes, and 5 GB in the cache the first time
+    python tools/export_check                  a sample: some minutes, and 5 GB in the cache the first time
+    POLYCONV_NIGHTLY=1 python tools/export_check   all files
     python tools/export_check W1 W2            these files alone, and without the newest PyTorch
     python tools/export_check --list
 
@@ -41,6 +42,7 @@ AT_ONCE = os.cpu_count() or 1
 """Files checked in parallel: each mostly uses one processor, to start PyTorch or to emulate."""
 WORKSPACE = "kWorkspace = 64 << 20;"
 """As every file has it."""
+NIGHTLY = os.environ.get("POLYCONV_NIGHTLY", "") not in ("", "0")
 START = time.perf_counter()
 
 
@@ -155,12 +157,14 @@ def check_with_newest(builds: Builds, folder: Path) -> Report:
 def main(words: Sequence[str]) -> None:
     if "--list" in words:
         for file in FILES:
-            print(f"{file.name:26} polyconv export {file.words}{'' if file.always else ' (if it is named)'}")
+            print(
+                f"{file.name:26} polyconv export {file.words}{'' if file.always else ' (if it is named, and at night)'}"
+            )
         return
     unknown = set(words) - {file.name for file in FILES}
     if unknown:
         sys.exit(f"no file {', '.join(map(repr, sorted(unknown)))}: python tools/export_check --list names them")
-    chosen = [file for file in FILES if file.name in words or (file.always and not words)]
+    chosen = [file for file in FILES if file.name in words or (not words and (file.always or NIGHTLY))]
     toolkit = cuda_11_8()
     python = torch_environment(
         "torch-cuda-venv-2.0.1", (OLDEST, "numpy<2", "ninja", "setuptools<81"), python_for(OLDEST)

@@ -39,7 +39,7 @@ class File:
     workspace: int = 0
     """Workspace [bytes] instead of the file's own 64 MiB, so that small problems are cut into slabs."""
     always: bool = True
-    """True if built by default: a sample of similar files."""
+    """Whether it is built by day, too: a sample of similar files."""
     arch: str = "7.0"
     """``TORCH_CUDA_ARCH_LIST``."""
     devices: tuple[str, ...] = ("v100", "t4")
@@ -127,7 +127,7 @@ VOLUMES = tuple(
         ("kb73", "ConvTranspose3d", (1, 32, 3, 4, 5), KB73),
     )
 )
-"""KernelBench's 3-D convolutions, except two that are always built."""
+"""KernelBench's other 3-D convolutions."""
 
 FILES = (
     EXAMPLE,
@@ -139,7 +139,7 @@ FILES = (
         (Case((2, 6, 9, 11), UNEVEN, expanded=True),),
         slow_build=True,
     ),
-    File("W1, forward only", "kb80 --forward-only", (Case((1, 32, 24, 40), W1, forward_only=True),)),
+    File("W1, forward only", "kb80 --forward-only", (Case((1, 32, 24, 40), W1, forward_only=True),), always=False),
     File(
         "W1, tensor cores",
         "kb80 --tensor-cores",
@@ -189,7 +189,7 @@ FILES = (
     ),
     File("kb82, depthwise", "kb82", (Case((2, 64, 10, 21), KB82),)),
     File("kb57, transposed", "kb57", (Case((1, 64, 7, 13), KB57, "ConvTranspose2d"),)),
-    File("kb75, transposed, strided", "kb75", (Case((1, 32, 5, 6), KB75, "ConvTranspose2d"),)),
+    File("kb75, transposed, strided", "kb75", (Case((1, 32, 5, 6), KB75, "ConvTranspose2d"),), always=False),
     File(
         "kb64, transposed, one axis",
         "kb64",
@@ -204,12 +204,13 @@ FILES = (
         "kb54",
         (Case((2, 3, 5, 9, 12), KB54, "Conv3d"), Case((1, 4, 5, 6, 7), OTHER_VOLUME, "Conv3d", arguments=OTHER_VOLUME)),
     ),
-    File("kb77, a transposed volume", "kb77", (Case((1, 32, 3, 4, 5), KB77, "ConvTranspose3d"),)),
+    File("kb77, a transposed volume", "kb77", (Case((1, 32, 3, 4, 5), KB77, "ConvTranspose3d"),), always=False),
     *VOLUMES,
     File(
         "an algorithm per pass",
         "--in-channels 2 --out-channels 128 --kernel-size 9 9 --no-bias --input 1 2 12 64",
         (Case((1, 2, 11, 15), {"in_channels": 2, "out_channels": 128, "kernel_size": 9, "bias": False}),),
+        always=False,
     ),
     File(
         "groups and bias",
@@ -220,6 +221,7 @@ FILES = (
         "SiLU",
         "--from export_check.modules:silu --input 32 32 56 56",
         (Case((1, 32, 13, 18), RESNET, activation="silu"),),
+        always=False,
     ),
     File(
         "depthwise, ReLU6, forward only",

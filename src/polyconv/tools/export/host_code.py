@@ -147,12 +147,12 @@ def _tensor(problem: Problem, chosen: Fp16x3Candidate, device: CudaDevice) -> La
         return launching(problem, chosen_for(problem, device), device)
     h, w = pair
     direction, constants = _direction(problem, h, w)
-    mma, transforms, nested = chosen.mma, chosen.w.transforms(), chosen.w.tiles > 1
+    mma, nested = chosen.mma, chosen.w.tiles > 1
     steps = mma.steps(chosen.w).replace("polyconv::", "").replace(chosen.w.struct, axis_name(chosen.w))
     numbers = (
         1 if nested else segments_of(chosen.w, w.taps),
-        headroom(transforms["input"], nested),
-        headroom(transforms["weights"], nested),
+        headroom(chosen.w, "input", nested),
+        headroom(chosen.w, "weights", nested),
         _resident(problem, chosen, device),
         mma.generations[0],
     )

@@ -56,7 +56,7 @@ def launches(candidate: CudaCandidate, problem: Problem) -> list[Launch]:
     found: list[Launch] = []
     for other in variations(problem):
         if candidate.refusal(other) is None:
-            for sms, workspace in ((80, DEFAULT_WORKSPACE), (30, 2**23)):
+            for sms, workspace in ((80, DEFAULT_WORKSPACE), (30, 2**25)):
                 found += _distinct(candidate.schedule(other, sms, workspace).launches)
     return found
 

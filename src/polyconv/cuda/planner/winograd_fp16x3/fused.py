@@ -48,8 +48,8 @@ class Fp16x3FusedCandidate(ResidentCandidate):
     @property
     def _headrooms(self) -> tuple[int, int]:
         """Bits by which transformed sources and weights may exceed their absmax."""
-        h, w = self.h.transforms(), self.w.transforms()
-        return headroom(h["input"]) + headroom(w["input"]), headroom(h["weights"]) + headroom(w["weights"])
+        h, w = self.h, self.w
+        return headroom(h, "input") + headroom(w, "input"), headroom(h, "weights") + headroom(w, "weights")
 
     @cached_property
     def kernel(self) -> KernelSpec:

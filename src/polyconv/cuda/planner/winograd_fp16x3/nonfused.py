@@ -16,7 +16,6 @@ from functools import lru_cache
 from math import ceil, log2, prod
 from typing import NamedTuple
 
-from ....algebra.matrices import Matrix
 from ....algebra.segments import Scheme2d
 from ....numerics.prediction import Way
 from ....numerics.tensor_core import AMPERE, VOLTA, SplitProducts
@@ -153,9 +152,13 @@ def all_kernels() -> Iterator[KernelSpec]:
             yield kernel_with_epilogue(product_kernel(w, mma))
 
 
-def headroom(matrix: Matrix, nested: bool = False) -> int:
-    """Bits by which a transformed value may exceed the absmax; nested segments add or subtract two values."""
-    growth = max(sum(abs(entry) for entry in row) for row in matrix) * (2 if nested else 1)
+@lru_cache(maxsize=256)
+def headroom(axis: ToomAxis, transform: str, nested: bool = False) -> int:
+    """Bits by which a transformed value may exceed the absmax; nested segments add or subtract two values.
+
+    Kept, because every slab's launch has it, and the matrices consist of fractions.
+    """
+    growth = max(sum(abs(entry) for entry in row) for row in axis.transforms()[transform]) * (2 if nested else 1)
     return max(0, ceil(log2(growth)))
 
 
@@ -415,7 +418,7 @@ def _weights_task(problem: Problem, chain: Chain) -> Task:
 
 def _weights(problem: Problem, r: Roles, chain: Chain) -> Launch:
     p = Fp16x3FilterParams(channels_all=chain.channels_all, outputs=chain.outputs)
-    p.headroom = headroom(chain.along_w.transforms()["weights"], chain.nested)
+    p.headroom = headroom(chain.along_w, "weights", chain.nested)
     p.w_group = problem.channels_per_group[1] * problem.w_strides[0]
     p.w_output, p.w_channel = r.w_output, r.w_channel
     p.w_row, p.w_column = problem.w_strides[2:]
@@ -446,7 +449,7 @@ def _transform(problem: Problem, r: Roles, chain: Chain, slab: Slab) -> Launch:
     h, w, cut = chain.h, chain.w, chain.tiled
     plane, planes, first, row_groups, *_ = slab
     p = Fp16x3InputParams(channels_all=chain.channels_all, chunks=chain.chunks, groups=chain.groups)
-    p.headroom = headroom(chain.along_w.transforms()["input"], chain.nested)
+    p.headroom = headroom(chain.along_w, "input", chain.nested)
     p.place("source", r.source_strides, r.source)
     p.first_plane, p.planes, p.first_row = plane, planes, first * cut.rows
     p.positions, p.pitch = chain.plane_quads(row_groups), cut.pitch
@@ -492,10 +495,9 @@ def _product_task(problem: Problem, chain: Chain, planes: int, row_groups: int, 
 def _product(problem: Problem, r: Roles, chain: Chain, slab: Slab) -> Launch:
     h, w, cut = chain.h, chain.w, chain.tiled
     plane, planes, first, row_groups, known, found = slab
-    transforms = chain.along_w.transforms()
     p = Fp16x3GemmParams(groups=chain.groups, outputs=chain.outputs, chunks=chain.chunks)
-    p.headroom_sources = headroom(transforms["input"], chain.nested)
-    p.headroom_filters = headroom(transforms["weights"], chain.nested)
+    p.headroom_sources = headroom(chain.along_w, "input", chain.nested)
+    p.headroom_filters = headroom(chain.along_w, "weights", chain.nested)
     p.place("written", r.written_strides, r.written)
     p.first_plane, p.planes, p.first_row = plane, planes, first * cut.rows
     p.tiles, p.k_tiles = planes * row_groups * cut.column_groups, chain.k_tiles

@@ -117,9 +117,8 @@ class Fp16x3WgradCandidate(WinogradWgradCandidate):
         of_dy = round_up(sums.workspace_bytes, 16)
         of_x = of_dy + dy.bytes
         p = Fp16x3WgradParams.from_buffer_copy(multiply.params)
-        h, w = self.h.transforms(), self.w.transforms()
-        p.headroom_dy = headroom(h["spread"]) + headroom(w["spread"])
-        p.headroom_x = headroom(h["input"]) + headroom(w["input"])
+        p.headroom_dy = headroom(self.h, "spread") + headroom(self.w, "spread")
+        p.headroom_x = headroom(self.h, "input") + headroom(self.w, "input")
         slots = kernel_params.slots(Fp16x3WgradParams, largest_dy=("workspace", of_dy), largest_x=("workspace", of_x))
         scaled = replace(multiply, params=bytes(p), pointers=(*multiply.pointers, *slots))
         return Schedule((dy.launch(of_dy), x.launch(of_x), scaled, *others), of_x + x.bytes)
