@@ -15,7 +15,7 @@ from exported_files import EVERY, V100, any_convolution, check_format, text_of, 
 from nightly import nightly, sampled
 from polyconv.cuda.planner import DEVICES
 from polyconv.tools.export import convolution_model, exported_file, named_model
-from polyconv.tools.export.partial_eval import definitions, name_of
+from polyconv.tools.export.partial_eval.scanning import definitions, name_of
 
 ROOT = Path(__file__).resolve().parents[3]
 

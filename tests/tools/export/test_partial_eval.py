@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from polyconv.tools.export.partial_eval import (
-    constants_of,
-    definitions,
-    evaluated,
-    folded,
-    name_of,
-    reachable,
-    simplified,
-    split,
-    tidied,
-    with_fixed_parameters,
-    with_pragmas_in_line,
+from polyconv.tools.export.partial_eval.constants import constants_of, evaluated
+from polyconv.tools.export.partial_eval.fields import with_fixed_parameters, without_assignments
+from polyconv.tools.export.partial_eval.folding import folded, simplified, without_unused
+from polyconv.tools.export.partial_eval.layout import tidied, with_pragmas_in_line, wrapped
+from polyconv.tools.export.partial_eval.scanning import definitions, name_of, reachable, split
+from polyconv.tools.export.partial_eval.templates import (
     without_aliases,
-    without_assignments,
     without_settled_parameters,
-    without_unused,
     without_zero_members,
-    wrapped,
 )
 
 TEXT = """\

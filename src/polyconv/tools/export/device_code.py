@@ -20,28 +20,12 @@ from ...problem import Pass, Problem
 from . import parameters
 from .epilogue import Epilogue
 from .host_code import ANYWHERE, LAUNCHED, NAMES, Launching, axis_name, chosen_for, launching
-from .partial_eval import (
-    closing,
-    constants_by_part,
-    definitions,
-    folded,
-    joined,
-    name_of,
-    reachable,
-    simplified,
-    tidied,
-    with_constant_arguments,
-    with_fixed_parameters,
-    with_functions_of_constants,
-    with_pragmas_in_line,
-    with_values,
-    without_assignments,
-    without_settled_parameters,
-    without_unused,
-    without_zero_members,
-    words,
-    wrapped,
-)
+from .partial_eval.constants import constants_by_part, with_constant_arguments, with_functions_of_constants, with_values
+from .partial_eval.fields import with_fixed_parameters, without_assignments
+from .partial_eval.folding import folded, simplified, without_unused
+from .partial_eval.layout import joined, tidied, with_pragmas_in_line, wrapped
+from .partial_eval.scanning import closing, definitions, name_of, reachable, words
+from .partial_eval.templates import without_settled_parameters, without_zero_members
 
 _KERNELS = Path(__file__).resolve().parents[2] / "cuda" / "kernels"
 _TEXTS = Path(__file__).resolve().parent / "host"

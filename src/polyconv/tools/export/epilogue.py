@@ -13,7 +13,7 @@ from math import inf
 
 from ...activation import Activation
 from ...cuda.planner.epilogue import function_of
-from .partial_eval import closing, definitions, name_of, split
+from .partial_eval.scanning import closing, definitions, name_of, split
 
 STRUCTS = ("FusedParams", "NonfusedOutputParams", "Fp16x3GemmParams")
 """Parameters of kernels that store a forward pass, where they are not derived from ``Call``."""
