@@ -57,7 +57,7 @@ def main(word: str = "") -> None:
             continue
         lowering, copied, bound = lower(problem, "cuda"), 0.0, bound_ms(problem)
         if isinstance(lowering, Patches):
-            copied = lowering.copied * 2 * problem.element_bytes * prod(problem.x_shape)
+            copied, _ = lowering.extra_traffic
             (problem,) = lowering.problems
         elif lowering is not None:
             print(f"{name:42} {problem.kind!s:6} {lowering.in_words()}")

@@ -80,6 +80,19 @@ def test_strided_gradients_are_stored_one_element_at_a_time(kind: Pass, alone: b
     assert (spent["issue"] > 2 * spent["tensor"]) is alone
 
 
+@pytest.mark.parametrize("name", ["kb79", "kb81"])
+def test_single_stores_a_stride_apart_take_a_sector_each(name: str) -> None:
+    """Transposed convolutions with strides of 2 and 5 in float32: lines and sectors of the result bind the kernel."""
+    problem = find(name)[0].problem(Pass.FPROP)
+    plan = plan_cuda(problem.as_2d() if problem.rank == 1 else problem, A100)
+    cubins = {kernel: KernelCache().get(kernel, A100.arch) for kernel in set(plan.kernels)}
+    counted = count_plan(gpu_emulator, plan, cubins, A100)
+    assert counted[-1].binding in ("L2", "lsu / L1")
+    assert plan.launches[-1].work.scattered_sectors > 0.35 * plan.launches[-1].work.stored_singly
+    predicted_ms = sum(bound_us(cold(launch), A100) for launch in plan.launches) / 1e3
+    assert predicted_ms == pytest.approx(sum(one.bound_ms for one in counted), rel=0.25)
+
+
 def test_elements_that_are_apart_lie_in_lines_of_their_own() -> None:
     assert scattered(4, 4) == 0
     assert scattered(4, 128) == scattered(4, 4096) == 31 * 124 / 128

@@ -24,7 +24,7 @@ from torch import Tensor
 from .. import settings
 from ..backend import PrepareReport, Run
 from ..lowering import aten
-from ..lowering.base import WeightPart
+from ..lowering.base import Lowering, WeightPart
 from ..numerics.known_weights import keeping_tolerance
 from ..problem import Problem, Shape, Strides
 from ..runtime import state_version
@@ -38,6 +38,7 @@ from .compile_log import Teller
 from .errors import CaptureError, CudaError, LaunchError, RefusedKernelError
 from .jit.cache import KernelCache
 from .launch import Enqueue, Refused, enqueuer
+from .planner import volumes
 from .planner.aten import AtenPlan, chosen
 from .planner.cost import resident_blocks
 from .planner.device import why_too_old
@@ -167,6 +168,10 @@ class CudaBackend:
             return self._planner(problem, self.description)
         found = chosen(problem, self.description, settings.current().workspace_bytes, prefer)
         return self._for_weights(found, w) if w is not None and problem.frozen and isinstance(found, Plan) else found
+
+    def is_ahead(self, lowering: Lowering, other: Lowering | None) -> bool:
+        """Whether a lowering is modelled to take no longer than another of its problem, or than the problem itself."""
+        return volumes.is_ahead(lowering, other, self.description, settings.current().workspace_bytes)
 
     def prepare(self, plan: AnyPlan, *, trial: bool = False) -> Run:
         """Compile and load. A run then only writes addresses and launches."""

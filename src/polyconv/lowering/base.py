@@ -35,6 +35,10 @@ class Lowering(Protocol):
         """Text for ``explain``."""
 
 
+IsAhead = Callable[[Lowering, "Lowering | None"], bool]
+"""Whether a lowering is modelled to take no longer than another of its problem, or, with None, than the problem."""
+
+
 class WeightPart(NamedTuple):
     """Part of a weight, made for one of a lowering's problems."""
 
@@ -63,3 +67,8 @@ class Rewrite:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
+
+    @property
+    def extra_traffic(self) -> tuple[int, int]:
+        """PyTorch's copies beside the problems: (bytes, launches)."""
+        return 0, 0

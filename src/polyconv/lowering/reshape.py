@@ -76,8 +76,9 @@ _LEAST_COPIED = 2**20
 
 
 def is_patches(problem: Problem, backend: str) -> bool:
-    """Whether a problem is lowered to :class:`Patches`: where that is modelled to be ahead on every GPU, in bfloat16 on
-    those with tensor cores for it.
+    """Whether a problem may be lowered to :class:`Patches`: where that is modelled ahead on every GPU, in bfloat16
+    on those with tensor cores for it. On the others the cost model decides (``is_ahead`` of
+    :func:`polyconv.lowering.lower.lower`).
 
     In float32 the input gradient alone is and, of patches that are not copied, the forward pass. ``torch_format``:
     PyTorch's convolution may run instead, on the tensors as they are.
@@ -159,6 +160,10 @@ class Patches(Rewrite):
     @property
     def problems(self) -> tuple[Problem, ...]:
         return (self.part,)
+
+    @property
+    def extra_traffic(self) -> tuple[int, int]:
+        return 2 * self.copied * self.problem.element_bytes * prod(self.problem.x_shape), int(self.copied)
 
     def adapt(self, runs: Mapping[Problem, Run]) -> Run:
         (run,) = runs.values()

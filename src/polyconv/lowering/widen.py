@@ -97,6 +97,12 @@ class Widened(Rewrite):
     def problems(self) -> tuple[Problem, ...]:
         return (replace(widened(self.problem), frozen=False),)
 
+    @property
+    def extra_traffic(self) -> tuple[int, int]:
+        """Casts: two bytes of each element on one side, and four on the other."""
+        problem = self.problem
+        return 6 * sum(map(prod, (problem.x_shape, problem.w_shape, problem.y_shape))), 3
+
     def adapt(
         self,
         runs: Mapping[Problem, Run],

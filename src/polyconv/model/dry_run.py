@@ -18,7 +18,7 @@ from .. import dispatch
 from ..backend import PrepareRequest, backend_name
 from ..dispatch.execute import is_training
 from ..dispatch.operands import described, dgrad_problem, fprop_problem, wgrad_problem
-from ..lowering.lower import lowered
+from ..lowering.lower import ahead_on, lowered
 from ..problem import Problem
 from ..runtime.frozen_weights import frozen_marks
 from .example_run import Loss, differentiable
@@ -103,7 +103,8 @@ class _Recorder(DispatchRecorder):
         """Record the problems that a backend runs for a pass; none if a tensor is empty."""
         if one.numel() and other.numel():
             asked = self.asked.setdefault(one.device, {})
-            asked |= {PrepareRequest(runs, inference): None for runs in lowered(problem, backend_name(one.device))}
+            found = lowered(problem, backend_name(one.device), ahead_on(one.device))
+            asked |= {PrepareRequest(runs, inference): None for runs in found}
 
     def _fprop(self, x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any) -> Problem:
         settled, residual, activation = dispatch.split_epilogue(*rest)

@@ -22,7 +22,8 @@ from ..autotune import preferences
 from ..backend import Backend, backend_for, backend_name
 from ..dispatch.op import FORWARD, TRANSPOSED, Op
 from ..dispatch.override import Arguments, is_enabled, per_axis, settled, takes
-from ..lowering.lower import lower, lowered
+from ..lowering.base import IsAhead
+from ..lowering.lower import ahead_on, lower, lowered
 from ..numerics.known_weights import in_words
 from ..problem import Pass, Problem, Strides, dense_strides
 from ..runtime.frozen_weights import is_frozen
@@ -122,7 +123,10 @@ def problems_of(target: Callable[..., Any], *inputs: Any, **kwargs: Any) -> tupl
     """The distinct problems of a call, in all passes. Arguments as for :func:`explain`."""
     calls = _recorded(target, inputs, kwargs)
     asked = (
-        runs for call in calls for problem in call.problems for runs in lowered(problem, backend_name(call.device))
+        runs
+        for call in calls
+        for problem in call.problems
+        for runs in lowered(problem, backend_name(call.device), ahead_on(call.device))
     )
     return tuple(dict.fromkeys(asked))
 
@@ -324,17 +328,17 @@ def _explain_call(call: _Call, device: torch.device | CudaDevice) -> ConvExplana
 
 def _ask(problem: Problem, device: torch.device | CudaDevice, w: Tensor | None) -> PassExplanation:
     """The backend's explanation, or why there is none: on a machine without that device, for example."""
-    name = backend_name(device) if isinstance(device, torch.device) else "cuda"
     runs, steps = problem, []
-    while (lowering := lower(runs, name)) is not None:
-        steps.append(lowering.in_words())
-        if not lowering.problems:
-            return PassExplanation(problem, "", "\n  ".join([str(problem), *steps]))
-        (runs,) = lowering.problems
-    instead = f"{problem}\n  is computed, {' and '.join(steps)}, as\n" if steps else ""
-    if w is not None:
-        w = w.detach().reshape(problem.as_2d().w_shape) if runs.w_shape == problem.as_2d().w_shape else None
     try:
+        name, is_ahead = _judge(device)
+        while (lowering := lower(runs, name, is_ahead)) is not None:
+            steps.append(lowering.in_words())
+            if not lowering.problems:
+                return PassExplanation(problem, "", "\n  ".join([str(problem), *steps]))
+            (runs,) = lowering.problems
+        instead = f"{problem}\n  is computed, {' and '.join(steps)}, as\n" if steps else ""
+        if w is not None:
+            w = w.detach().reshape(problem.as_2d().w_shape) if runs.w_shape == problem.as_2d().w_shape else None
         if not isinstance(device, torch.device):
             from ..cuda.planner.aten import chosen
 
@@ -345,6 +349,15 @@ def _ask(problem: Problem, device: torch.device | CudaDevice, w: Tensor | None) 
         return PassExplanation(problem, backend.name, instead + explain_plans(backend, runs, w))
     except (RuntimeError, ImportError, OSError) as error:
         return PassExplanation(problem, "", f"{problem}\n  the backend for {device} is not available here: {error}")
+
+
+def _judge(device: torch.device | CudaDevice) -> tuple[str, IsAhead]:
+    """Name of a device's backend, and its judgement of lowerings."""
+    if isinstance(device, torch.device):
+        return backend_name(device), ahead_on(device)
+    from ..cuda.planner.volumes import is_ahead
+
+    return "cuda", lambda lowering, other: is_ahead(lowering, other, device)
 
 
 def explain_plans(backend: Backend[Any], problem: Problem, w: Tensor | None = None) -> str:

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import inf
 
+from ...lowering.base import Lowering, Rewrite
 from ...lowering.volume import Parts, VolumePlan, planned_parts, scattered_bytes
 from ...lowering.volume_stack import NAMES, Stack, stack
 from ...lowering.volume_sum import NAME as SUM_OF_SLICES
@@ -131,11 +133,32 @@ def _rounds_parts(parts: Parts) -> bool:
 # ---- cost
 
 
+def is_ahead(
+    lowering: Lowering, other: Lowering | None, device: CudaDevice, workspace: int = DEFAULT_WORKSPACE
+) -> bool:
+    """Whether a lowering is modelled to take no longer than another of its problem, or than the problem itself."""
+    ours, theirs = (_lowered_us(lowering.problem, one, device, workspace) for one in (lowering, other))
+    return ours <= theirs
+
+
+def _lowered_us(problem: Problem, lowering: Lowering | None, device: CudaDevice, workspace: int) -> float:
+    """Modelled time [us] with PyTorch's copies; infinite if no plan can run."""
+    try:
+        us = sum(planned(part, device, workspace).cost_us for part in (lowering.problems if lowering else (problem,)))
+    except PlanError:
+        return inf
+    return us + (beside_us(*lowering.extra_traffic, device) if isinstance(lowering, Rewrite) else 0.0)
+
+
+def beside_us(moved: int, launches: int, device: CudaDevice) -> float:
+    """Modelled time [us] of PyTorch's copies and additions beside the kernels."""
+    return moved / (BESIDE_EFFICIENCY * device.dram_gbs * 1e3) + launches * LAUNCH_US
+
+
 def volume_us(plan: VolumePlan[Plan], device: CudaDevice) -> float:
     """Modelled time [us] of all 2-D problems and of PyTorch's copies and additions."""
     kernels = sum(plan.times(part) * max(own.cost_us, _scattered_us(part, device)) for part, own in plan.plans.items())
-    moved, launches = plan.parts.extra_traffic
-    return kernels + moved / (BESIDE_EFFICIENCY * device.dram_gbs * 1e3) + launches * LAUNCH_US
+    return kernels + beside_us(*plan.parts.extra_traffic, device)
 
 
 def _scattered_us(part: Problem, device: CudaDevice) -> float:

@@ -34,6 +34,8 @@ SAMPLED = 12_000_000
 """Approximate warp instructions of a sample."""
 FEWEST_BLOCKS, MOST_BLOCKS = 4, 64
 """Limits on the number of blocks in a sample, whatever their length."""
+FEW_SLICES = 16
+"""Blocks along x up to which the last ones are sampled separately: of a sum's slices, the last is often shorter."""
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _DRAM = "DRAM"
@@ -149,9 +151,13 @@ def count(
     executed in full counts its own traffic.
     """
     total = math.prod(grid)
+    sliced = not behind and 1 < grid[0] <= FEW_SLICES
+    behind = int(sliced) or behind
     middle: Dim3 = ((grid[0] - behind) // 2, grid[1] // 2, grid[2] // 2)
     each = max(1, execute([middle]).issue_slots)
     most = total if total * each <= whole else min(MOST_BLOCKS, max(FEWEST_BLOCKS, SAMPLED // each))
+    if sliced and most < total:
+        most = max(FEWEST_BLOCKS, most // 2)  # twice
     by_weight: dict[float, list[Dim3]] = {}
     for block, weight in sample(grid, most, behind):
         by_weight.setdefault(weight, []).append(block)
@@ -159,7 +165,12 @@ def count(
     issued = ffma = 0.0
     for weight, blocks in by_weight.items():
         report = execute(blocks)
-        light = report.speed_of_light(sms=device.sms, clock_mhz=device.clock_mhz, dram_gbs=device.dram_gbs)
+        light = report.speed_of_light(
+            sms=device.sms,
+            clock_mhz=device.clock_mhz,
+            dram_gbs=device.dram_gbs,
+            l2_bytes_per_clk=device.l2_gbs * 1e3 / device.clock_mhz,
+        )
         # Each resource's time is linear in the counts, so times are additive.
         for row in light.rows:
             cycles[row.name] = cycles.get(row.name, 0.0) + weight * row.cycles

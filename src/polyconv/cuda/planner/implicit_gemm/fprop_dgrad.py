@@ -410,7 +410,9 @@ class ImplicitGemmCandidate(DirectCandidate):
         moved = int(part * moved_bytes(problem)) + packed
         singly = not self.stores_chunks and _written_vector(problem, r) == 0
         stored = int(part * problem.batch * problem.groups * r.outputs * prod(r.written_size)) if singly else 0
-        work = Work(blocks, blocks, steps, moved, self._scattered(problem, r, tables, rows), stored_singly=stored)
+        lines, sectors = self._stored_apart(problem, r, tables, stored)
+        lines += self._scattered(problem, r, tables, rows)
+        work = Work(blocks, blocks, steps, moved, lines, sectors, stored)
         task = Task(self.kernel, (tiles, problem.groups, len(tables.first_rows)), work)
         return task_with_epilogue(problem, task, int(part * prod(problem.y_shape)))
 
@@ -422,6 +424,14 @@ class ImplicitGemmCandidate(DirectCandidate):
         step, row = each * w.read_step * r.source_strides[3], each * h.read_step * r.source_strides[2]
         channels = 4 if self.loader is TAPS_VECTOR else 1
         return int(rows / (32 * channels) * scattered_pixels(32, channels * each, w.count, step, row))
+
+    def _stored_apart(self, problem: Problem, r: Roles, tables: PhaseTables, stored: int) -> tuple[int, int]:
+        """Extra lines and sectors of elements that are stored singly where pixels of a phase are not adjacent."""
+        lanes, apart = self.tile.stored_lanes
+        near = apart * problem.element_bytes
+        far = near * tables.w[0].written_step * r.written_strides[3]
+        lines, sectors = (scattered(near, far, unit, lanes) for unit in (LINE, SECTOR))
+        return int(stored / lanes * lines), int(stored / lanes * sectors)
 
     def _can_finish(self) -> bool:
         """Whether an instance with an epilogue exists."""

@@ -34,6 +34,11 @@ class BlockTile(ABC):
         """Second launch bound for a loader of the given register weight."""
 
     @property
+    def stored_lanes(self) -> tuple[int, int]:
+        """Lanes that together store elements of one channel, and the pixels from lane to lane."""
+        return 32, 1
+
+    @property
     def threads(self) -> int:
         return 32 * self.warps_m * self.warps_n
 
@@ -68,6 +73,10 @@ class GemmTile(BlockTile):
     @property
     def n(self) -> int:
         return self.warps_n * (32 // self.lanes_m) * self.thread_n
+
+    @property
+    def stored_lanes(self) -> tuple[int, int]:
+        return self.lanes_m, 4
 
     @property
     def cpp(self) -> str:
