@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import random
 import subprocess
 import sys
@@ -503,6 +504,33 @@ def test_changed_parameters_are_seen() -> None:
         with torch.no_grad():
             model.second.bias.add_(1.0)
         agree(compiled, model, x)
+
+
+@pytest.mark.parametrize("absent", [None, "not built"])
+def test_a_change_of_any_parameter_is_seen(absent: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By native code and in Python."""
+    if absent is not None:
+        monkeypatch.setattr(backend, "why_not_native", lambda: absent)
+    elif backend.why_not_native() is not None:
+        pytest.skip("the native module was built for another torch")
+    constants = [nn.Parameter(torch.randn(3)) if number % 3 else torch.randn(3) for number in range(40)]
+    with torch.inference_mode():
+        constants.append(torch.randn(3))
+    positions = list(range(1, 42))
+    for number, changed in enumerate(constants[:-1]):
+        holds = backend._unchanged(constants, positions, backend._versions(constants))
+        assert isinstance(holds, functools.partial) == (absent is None)
+        inputs = (7, *constants, None)
+        assert holds(inputs)
+        assert not holds((*inputs[: number + 1], torch.randn(3), *inputs[number + 2 :]))
+        with torch.no_grad():
+            changed.mul_(2)
+        assert not holds(inputs)
+    if absent is None:
+        holds = backend._unchanged(constants[:1], [0], backend._versions(constants[:1]))
+        other = constants[0].clone().mul_(2)
+        torch.utils.swap_tensors(constants[0], other)
+        assert not holds((constants[0],))
 
 
 @pytest.mark.usefixtures("_ours")
