@@ -26,6 +26,8 @@
 #include <tuple>
 #include <vector>
 
+#include "parameters.h"
+
 namespace polyconv {
 namespace {
 
@@ -261,6 +263,8 @@ PyMethodDef methods[] = {
     {"changed", &Changed, METH_O, "changed(frozen): the planning state is another; whether any weight is frozen."},
     {"bypassing", &BypassedCall, METH_VARARGS,
      "bypassing(function, *arguments): call it; its convolutions are ATen's."},
+    {"parameters", &Parameters, METH_VARARGS, "parameters(tensors, positions, versions): for is_unchanged, or None."},
+    {"is_unchanged", &IsUnchanged, METH_VARARGS, "is_unchanged(parameters, inputs): the same tensors and versions."},
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace

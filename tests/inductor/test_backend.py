@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import random
 import subprocess
 import sys
@@ -339,6 +340,70 @@ def test_concatenated_channels_are_interleaved(parts: int, groups: int) -> None:
     agree(compiled, model, x)
 
 
+class Ghost(nn.Module):
+    """GhostNet's block: a layer, a cheap one that reads it, and both outputs concatenated. ``read``: what else reads
+    the first one."""
+
+    def __init__(self, read: str) -> None:
+        super().__init__()
+        self.primary, self.cheap = nn.Conv2d(6, 12, 1), nn.Conv2d(12, 12, 3, padding=1, groups=12)
+        self.last, self.other = nn.Conv2d(24, 5, 1), nn.Conv2d(12, 5, 1)
+        self.read = read
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        primary = self.primary(x).relu()
+        cheap = self.cheap(primary).relu()
+        y = torch.cat([cheap, primary] if self.read == "first" else [primary, cheap], 1)
+        others = {
+            "a later layer": lambda: [self.other(primary)],
+            "the output": lambda: [primary],
+            "a layer of the last part": lambda: [self.other(cheap)],
+            "itself": lambda: [torch.cat([primary, primary], 1)],
+        }
+        return self.last(y), *others.get(self.read, list)()
+
+
+@pytest.mark.usefixtures("_ours")
+def test_layers_write_their_part_of_a_concatenation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the reader of a part may come later than those of the whole, whose memory Inductor then uses again, it is
+    copied."""
+    in_place: list[int] = []
+    write = graph_pass._write_parts_in_place
+
+    def noting(graph: torch.fx.Graph) -> None:
+        write(graph)
+        calls: Any = graph.find_nodes(op="call_function", target=operator())
+        in_place.append(sum(each.args[LAYER][layers.WHOLE] > 0 for each in calls))
+
+    monkeypatch.setattr(graph_pass, "_write_parts_in_place", noting)
+    expected = {"": 2, "first": 2, "a layer of the last part": 0, "a later layer": 0, "the output": 0, "itself": 0}
+    for read, count in expected.items():
+        in_place.clear()
+        model, x = Ghost(read).eval(), torch.randn(2, 6, 9, 7)
+        wanted = copy.deepcopy(model).double()(x.double())
+        for options in ({}, QUICK):
+            compiled = torch.compile(model, backend="polyconv", options=options)
+            with torch.no_grad():
+                for _ in range(2):
+                    torch.testing.assert_close(compiled(x), wanted, atol=1e-4, rtol=1e-4, check_dtype=False)
+            torch._dynamo.reset()
+        assert in_place == [count, count], read
+
+
+@pytest.mark.usefixtures("_ours")
+def test_transposed_convolutions_run_on_packed_weights() -> None:
+    """As in a generator: the first one reads a single pixel."""
+    model = nn.Sequential(
+        *(nn.ConvTranspose2d(20, 18, 4, bias=False), nn.BatchNorm2d(18), nn.ReLU()),
+        *(nn.ConvTranspose2d(18, 16, 4, 2, 1), nn.ReLU(), nn.ConvTranspose2d(16, 3, 3, 2, 1, 1), nn.Tanh()),
+    ).eval()
+    compiled, x = torch.compile(model, backend="polyconv"), torch.randn(2, 20, 1, 1)
+    with torch.no_grad(), backend.layers_that_run() as seen:
+        compiled(x)
+    assert [each.choice.name for each in seen] == ["direct, pointwise"] * 3
+    agree(compiled, model, x)
+
+
 class Dense(nn.Module):
     """Layers that read all earlier ones: concatenation, batch normalisation and ReLU in front of a 1x1 convolution."""
 
@@ -439,6 +504,33 @@ def test_changed_parameters_are_seen() -> None:
         with torch.no_grad():
             model.second.bias.add_(1.0)
         agree(compiled, model, x)
+
+
+@pytest.mark.parametrize("absent", [None, "not built"])
+def test_a_change_of_any_parameter_is_seen(absent: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By native code and in Python."""
+    if absent is not None:
+        monkeypatch.setattr(backend, "why_not_native", lambda: absent)
+    elif backend.why_not_native() is not None:
+        pytest.skip("the native module was built for another torch")
+    constants = [nn.Parameter(torch.randn(3)) if number % 3 else torch.randn(3) for number in range(40)]
+    with torch.inference_mode():
+        constants.append(torch.randn(3))
+    positions = list(range(1, 42))
+    for number, changed in enumerate(constants[:-1]):
+        holds = backend._unchanged(constants, positions, backend._versions(constants))
+        assert isinstance(holds, functools.partial) == (absent is None)
+        inputs = (7, *constants, None)
+        assert holds(inputs)
+        assert not holds((*inputs[: number + 1], torch.randn(3), *inputs[number + 2 :]))
+        with torch.no_grad():
+            changed.mul_(2)
+        assert not holds(inputs)
+    if absent is None:
+        holds = backend._unchanged(constants[:1], [0], backend._versions(constants[:1]))
+        other = constants[0].clone().mul_(2)
+        torch.utils.swap_tensors(constants[0], other)
+        assert not holds((constants[0],))
 
 
 @pytest.mark.usefixtures("_ours")

@@ -236,6 +236,79 @@ def test_operators_return_new_tensors() -> None:
     assert made.data_ptr() != other.data_ptr()
 
 
+def test_layers_write_parts_of_a_tensor() -> None:
+    """Every kernel, into channels that do not begin on a vector."""
+    x, w, bias = channels_last((2, 16, 9, 11)), torch.randn(16, 16, 3, 3), torch.randn(16)
+    for groups in (1, 16):
+        of = w[:, : 16 // groups]
+        layer = a_layer(x, of, bias, False, Activation.RELU, groups, padding=(1, 1), stride=(1, 1), dilation=(1, 1))
+        wanted = F.conv2d(x.double(), of.double(), bias.double(), padding=1, groups=groups).relu()
+        for one in kernels(layer):
+            numbers, weights, whole = layer.numbers(one), layer.weights_for(one), None
+            numbers[layers.WHOLE] = 37
+            for first in (0, 21):
+                numbers[layers.FIRST] = first
+                earlier = whole
+                whole = layers.operator()([x], weights, bias, earlier, None, numbers)
+                assert earlier is None or whole.data_ptr() != earlier.data_ptr()
+            assert whole is not None
+            for first in (0, 21):
+                part = whole[:, first : first + 16]
+                torch.testing.assert_close(part, wanted, atol=1e-3, rtol=1e-4, check_dtype=False)
+            assert whole.is_contiguous(memory_format=torch.channels_last)
+            for wrong in (22, -1):
+                numbers[layers.FIRST] = wrong
+                with pytest.raises(RuntimeError, match="does not fit into the tensor of several layers"):
+                    layers.operator()([x], weights, bias, whole, None, numbers)
+
+
+@settings(max_examples=30)
+@given(
+    st.sampled_from([(1, 20, 3), (2, 16, 20), (1, 33, 8)]),
+    st.sampled_from([(1, 1), (4, 4), (2, 3), (5, 2)]),
+    st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    st.tuples(st.integers(0, 1), st.integers(0, 1)),
+    st.sampled_from([(1, 1), (4, 5)]),
+    st.booleans(),
+    st.sampled_from([1.0, 1e-25]),
+)
+def test_transposed_layers_agree_with_float64(
+    sizes: tuple[int, int, int],
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    image: tuple[int, int],
+    with_bias: bool,
+    size: float,
+) -> None:
+    batch, channels, outputs = sizes
+    stride = (min(stride[0], kernel[0]), min(stride[1], kernel[1]))
+    padding = (min(padding[0], (kernel[0] - 1) // 2), min(padding[1], (kernel[1] - 1) // 2))
+    more = (stride[0] - 1, 0)
+    x, w = channels_last((batch, channels, *image)), size * torch.randn(channels, outputs, *kernel)
+    bias = size * torch.randn(outputs) if with_bias else None
+    wide = None if bias is None else bias.double()
+    wanted = F.conv_transpose2d(x.double(), w.double(), wide, stride, padding, more).relu()
+    graph = torch.fx.Graph()
+    node = graph.placeholder("x")
+    node.meta["val"] = wanted
+    epilogue, has_bias = Epilogue(node, None, Activation.RELU), None if bias is None else node
+    unit = (1, 1)
+    layer = Layer(
+        *(node, node, w, has_bias, bias, w.transpose(0, 1), tuple(x.shape), padding, stride, unit, 1, epilogue),
+        output_padding=more,
+    )
+    (one,) = (each for each in kernels(layer) if layer.runs(each))
+    arguments = ([x], layer.weights_for(one), bias, None, None, layer.numbers(one))
+    made = layers.operator()(*arguments)
+    assert made.is_contiguous(memory_format=torch.channels_last)
+    limit = 1e-4 * size * (channels * kernel[0] * kernel[1]) ** 0.5
+    torch.testing.assert_close(made.double(), wanted, atol=limit, rtol=1e-4)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = layers.operator()(*([mode.from_tensor(x)], *arguments[1:]))
+        assert (fake.shape, fake.stride()) == (made.shape, made.stride())
+
+
 def test_opcheck() -> None:
     x, w = channels_last((2, 8, 9, 9)), torch.randn(8, 8, 3, 3)
     layer = a_layer(x, w, None, False, Activation.RELU, 1, padding=(1, 1), stride=(2, 2), dilation=(1, 1))
@@ -248,7 +321,7 @@ def test_opcheck() -> None:
     [
         ({"x": (1, 7, 9, 9)}, "does not fit"),
         ({"x": (1, 8, 1, 9)}, "larger than the padded image"),
-        ({"numbers": 3}, "19 numbers"),
+        ({"numbers": 3}, "21 numbers"),
         ({"numbers": -1}, "another instruction set"),
     ],
 )

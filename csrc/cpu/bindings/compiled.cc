@@ -37,19 +37,30 @@ struct Layer {
   int64_t top, bottom, left, right;
   int64_t dilation_h, dilation_w;
   int64_t groups, border, activation;
-  int64_t flags;            // see kClamped and kOverwrites
+  int64_t flags;            // see kClamped
+  int64_t whole, first;     // channels of a tensor of several layers' outputs, or 0; the layer's first one of them
   int64_t instruction_set;  // that the weights are packed for
 };
-constexpr std::size_t kNumbers = sizeof(Layer) / sizeof(int64_t), kFlags = offsetof(Layer, flags) / sizeof(int64_t);
-static_assert(kNumbers == 19);
+constexpr std::size_t kNumbers = sizeof(Layer) / sizeof(int64_t), kFlags = offsetof(Layer, flags) / sizeof(int64_t),
+                      kWhole = offsetof(Layer, whole) / sizeof(int64_t);
+static_assert(kNumbers == 21);
 
-// Flags of a layer: a joined input is clamped at zero; the output may replace the residual, which is read no more.
-constexpr int64_t kClamped = 1, kOverwrites = 2;
+// Flags of a layer: a joined input is clamped at zero; the output may replace the residual, which is read no more; the
+// convolution is transposed.
+constexpr int64_t kClamped = 1, kOverwrites = 2, kTransposed = 4;
 
 int64_t Outputs(int64_t extent, int64_t before, int64_t after, int64_t taps, int64_t stride, int64_t dilation) {
   const int64_t room = extent + before + after - dilation * (taps - 1) - 1;
   Require(room >= 0, "the kernel is larger than the padded image");
   return room / stride + 1;
+}
+
+// The same of a transposed convolution.
+int64_t TransposedOutputs(int64_t extent, int64_t before, int64_t after, int64_t taps, int64_t stride,
+                          int64_t dilation) {
+  const int64_t outputs = (extent - 1) * stride + dilation * (taps - 1) + 1 - before - after;
+  Require(outputs >= 0, "the padding is larger than the image");
+  return outputs;
 }
 
 using Handle = AtenTensorHandle;
@@ -79,6 +90,13 @@ OwnedTensor EmptyChannelsLast(int64_t batch, int64_t channels, int64_t height, i
   return OwnedTensor(made);
 }
 
+// The same tensor.
+OwnedTensor Shared(Handle tensor) {
+  Handle made;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(tensor, &made));
+  return OwnedTensor(made);
+}
+
 std::optional<View> Given(const Handle* tensor) {
   return tensor == nullptr ? std::nullopt : std::optional<View>(*tensor);
 }
@@ -95,13 +113,17 @@ OwnedTensor OutputOf(const Layer& l, const View& x, const View& weights, int64_t
     const int64_t strides[] = {height * width * l.outputs, 1, width * l.outputs, l.outputs};
     bool fits = y.dim() == 4;
     for (int axis = 0; fits && axis < 4; axis++) fits = y.size(axis) == sizes[axis] && y.stride(axis) == strides[axis];
-    if (fits) {
-      Handle made;
-      STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(*residual, &made));
-      return OwnedTensor(made);
-    }
+    if (fits) return Shared(*residual);
   }
   return EmptyChannelsLast(x.size(0), l.outputs, height, width);
+}
+
+// The channels of `whole` from `first` on that a layer writes.
+View PartOf(const View& whole, const int64_t* sizes, int64_t channels, int64_t first) {
+  bool fits = whole.dim() == 4 && whole.size(1) == channels && first >= 0 && first + sizes[1] <= channels;
+  for (const int axis : {0, 2, 3}) fits = fits && whole.size(axis) == sizes[axis];
+  Require(fits && (whole.stride(1) == 1 || channels == 1), "the output does not fit into the tensor of several layers");
+  return whole.From(first, sizes);
 }
 
 // Layers of which each reads only what the one before it writes. A few rows of each are computed at a time, so that
@@ -330,11 +352,12 @@ void ConvolveJoined(const Layer& l, const Handle* inputs, int64_t count, const V
 
 // The operator as a C shim of Inductor's (polyconv/inductor/layer.py), but that it throws. `weights` has the layout of
 // transform_weights; for depthwise layers it is the weight with channels innermost. `normalisation`: factors and
-// summands of the joined channels of all inputs, or factors alone. Without it, there is one input.
+// summands of the joined channels of all inputs, or factors alone. Without it, there is one input. `residual` of a layer
+// that writes into a tensor of several: that tensor, or null to make it.
 void CompiledConvolution(const Handle* inputs, int64_t input_count, Handle weights_handle, const Handle* bias,
                          const Handle* residual, const Handle* normalisation, const int64_t* numbers, int64_t count,
                          double a, double b, Handle* result) {
-  Require(count > 0 && count % kNumbers == 0, "a layer of a compiled graph has 19 numbers");
+  Require(count > 0 && count % kNumbers == 0, "a layer of a compiled graph has 21 numbers");
   Require(input_count == 1 || (input_count > 1 && normalisation != nullptr), "several inputs are joined normalised");
   std::vector<Layer> layers(count / kNumbers);
   std::memcpy(layers.data(), numbers, count * sizeof(int64_t));
@@ -345,6 +368,7 @@ void CompiledConvolution(const Handle* inputs, int64_t input_count, Handle weigh
   Require(x.dim() == 4 && (normalisation != nullptr || x.size(1) == l.inputs * l.groups),
           "the input does not fit the layer");
   if (layers.size() > 1) {
+    Require(l.whole == 0 && layers.back().whole == 0, "a chain writes a tensor of its own");
     Require(normalisation == nullptr && bias != nullptr && x.stride(1) == 1,
             "a chain has biases, and one input, which is in channels_last");
     *result = RunChain(x, weights, View(*bias), residual, layers.data(), layers.size(), a, b).release();
@@ -352,11 +376,19 @@ void CompiledConvolution(const Handle* inputs, int64_t input_count, Handle weigh
   }
   const Geometry geometry =
       ReadGeometry(std::array{l.stride_h, l.stride_w, l.top, l.left, l.dilation_h, l.dilation_w, l.groups, l.border});
-  const int64_t height = Outputs(x.size(2), l.top, l.bottom, l.taps_h, l.stride_h, l.dilation_h);
-  const int64_t width = Outputs(x.size(3), l.left, l.right, l.taps_w, l.stride_w, l.dilation_w);
-  OwnedTensor made = OutputOf(l, x, weights, height, width, residual);
-  const View y(made.get());
-  const Epilogue<float> epilogue = ReadEpilogue<float>(Given(residual), l.activation, a, b, y);
+  const bool transposed = (l.flags & kTransposed) != 0;
+  const auto outputs = transposed ? TransposedOutputs : Outputs;
+  const int64_t height = outputs(x.size(2), l.top, l.bottom, l.taps_h, l.stride_h, l.dilation_h);
+  const int64_t width = outputs(x.size(3), l.left, l.right, l.taps_w, l.stride_w, l.dilation_w);
+  const bool in_whole = l.whole > 0;
+  const Handle* const earlier = in_whole ? residual : nullptr;
+  OwnedTensor made = earlier != nullptr ? Shared(*earlier)
+                     : in_whole         ? EmptyChannelsLast(x.size(0), l.whole, height, width)
+                                        : OutputOf(l, x, weights, height, width, residual);
+  const int64_t y_sizes[] = {x.size(0), l.outputs, height, width};
+  const View y = in_whole ? PartOf(View(made.get()), y_sizes, l.whole, l.first) : View(made.get());
+  const Epilogue<float> epilogue =
+      ReadEpilogue<float>(in_whole ? std::nullopt : Given(residual), l.activation, a, b, y);
   const int64_t sizes[] = {l.outputs, l.inputs, l.taps_h, l.taps_w};
   const View w(sizes, weights);
   if (normalisation != nullptr) {
@@ -364,8 +396,13 @@ void CompiledConvolution(const Handle* inputs, int64_t input_count, Handle weigh
   } else if (l.engine == kDepthwise) {
     DepthwiseForward(x, weights, Given(bias), y, geometry, epilogue, epilogue.residual);
   } else {
-    ConvolveForward(x, w, Given(bias), y, geometry, std::array<int64_t, 5>{l.engine, l.scheme}, weights, epilogue,
-                    true);
+    const std::array<int64_t, 5> plan{l.engine, l.scheme};
+    if (transposed) {
+      const int64_t plain[] = {l.inputs, l.outputs, l.taps_h, l.taps_w};
+      ConvolveTransposed(x, View(plain, weights), Given(bias), y, geometry, plan, weights, epilogue);
+    } else {
+      ConvolveForward(x, w, Given(bias), y, geometry, plan, weights, epilogue, true);
+    }
   }
   *result = made.release();
 }
@@ -377,11 +414,16 @@ Tensor CompiledConvolutionOp(const std::vector<Tensor>& inputs, const Tensor& we
   std::vector<Handle> handles;
   for (const Tensor& input : inputs) handles.push_back(input.get());
   const auto handle = [](const std::optional<Tensor>& tensor) { return tensor.has_value() ? tensor->get() : nullptr; };
-  const Handle given[] = {handle(bias), handle(residual), handle(normalisation)};
+  Handle given[] = {handle(bias), handle(residual), handle(normalisation)};
+  OwnedTensor copied;  // operators return new tensors
   const auto at = [&](int i) { return given[i] == nullptr ? nullptr : &given[i]; };
   std::vector<int64_t> layers = numbers;
-  for (std::size_t i = kFlags; i < layers.size(); i += kNumbers)
-    layers[i] &= ~kOverwrites;  // operators return new tensors
+  for (std::size_t i = kFlags; i < layers.size(); i += kNumbers) layers[i] &= ~kOverwrites;
+  if (given[1] != nullptr && layers.size() == kNumbers && layers[kWhole] > 0) {
+    Handle copy;
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_clone(given[1], &copy));
+    copied.reset(copy), given[1] = copy;
+  }
   Handle y;
   CompiledConvolution(handles.data(), static_cast<int64_t>(handles.size()), weights.get(), at(0), at(1), at(2),
                       layers.data(), static_cast<int64_t>(layers.size()), a, b, &y);

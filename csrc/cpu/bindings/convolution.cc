@@ -91,6 +91,24 @@ Tensor TransformWeightsOp(const Tensor& x, const Tensor& w, const Tensor& y,
   return transformed;
 }
 
+// Transformed weights of a transposed convolution of one group: those of its phases, one after another. `y` is its input.
+Tensor TransformTransposedWeightsOp(const Tensor& y, const Tensor& w, const Tensor& x,
+                                    const std::vector<int64_t>& geometry, const std::vector<int64_t>& plan_numbers) {
+  const FloatControl flush;
+  const Plan plan = ReadPlan(plan_numbers);
+  const std::vector<Convolution> phases = DescribeInputGradient(y, w, x, ReadGeometry(geometry));
+  std::size_t size = 0;
+  for (const Convolution& phase : phases) size += WeightsSize(plan, phase);
+  Tensor transformed = torch::stable::new_empty(w, {static_cast<int64_t>(size)});
+  float* target = transformed.mutable_data_ptr<float>();
+  AdviseHugePages(target, size * sizeof(float));
+  for (const Convolution& phase : phases) {
+    plan.kernels->transform_weights(phase, target, TheRuntime());
+    target += WeightsSize(plan, phase);
+  }
+  return transformed;
+}
+
 // Runs all groups of one correlation. Transforms the weights itself if `transformed` is null.
 void RunGroups(const Convolution& first, int groups, bool input_gradient, const Plan& plan, const float* transformed) {
   const Runtime runtime = TheRuntime();
@@ -216,9 +234,37 @@ void ConvolveForward(const View& x, const View& w, const std::optional<View>& bi
   RunGroups(first, groups, false, plan, kept);
 }
 
+void ConvolveTransposed(const View& x, const View& w, const std::optional<View>& bias, const View& y,
+                        const Geometry& geometry, std::span<const int64_t> plan_numbers, const View& transformed,
+                        const Epilogue<float>& epilogue) {
+  const FloatControl flush;
+  const Operands of(x, transformed);
+  if (of.exponent() > 0) {
+    return ForwardOfTiny(y, -of.exponent(), bias, epilogue, [&](const View& sum) {
+      ConvolveTransposed(of.a.view, w, std::nullopt, sum, geometry, plan_numbers, of.b.view, {});
+    });
+  }
+  Require(geometry.groups == 1 && epilogue.residual == nullptr && Extent(w, 2) >= geometry.stride_h &&
+              Extent(w, 3) >= geometry.stride_w && geometry.dilation_h == 1 && geometry.dilation_w == 1,
+          "transposed layers have one group, no residual, no dilation and taps for every pixel");
+  const Plan plan = ReadPlan(plan_numbers);
+  AdviseHugePages(y.mutable_data_ptr<float>(), static_cast<std::size_t>(y.numel()) * sizeof(float));
+  const float* weights = transformed.const_data_ptr<float>();
+  const float* const end = weights + transformed.numel();
+  for (Convolution& phase : DescribeInputGradient(x, w, y, geometry)) {
+    phase.bias = bias.has_value() ? bias->const_data_ptr<float>() : nullptr;
+    phase.epilogue = epilogue;
+    const std::size_t size = WeightsSize(plan, phase);
+    Require(size <= static_cast<std::size_t>(end - weights), "the weights do not fit the layer");
+    plan.kernels->run(phase, plan.schedule, weights, TheRuntime());
+    weights += size;
+  }
+}
+
 STABLE_TORCH_LIBRARY(polyconv_cpu, m) {
   // geometry: stride_h, stride_w, top, left, dilation_h, dilation_w, groups, border; plan: see ReadPlan
   m.def("transform_weights(Tensor x, Tensor w, Tensor y, int[] geometry, int[] plan) -> Tensor");
+  m.def("transform_transposed_weights(Tensor y, Tensor w, Tensor x, int[] geometry, int[] plan) -> Tensor");
   m.def(
       "convolve(Tensor x, Tensor w, Tensor? bias, Tensor(a!) y, int[] geometry, int[] plan, Tensor? transformed, "
       "Tensor? residual=None, int activation=0, float activation_a=0, float activation_b=0) -> ()");
@@ -239,6 +285,7 @@ STABLE_TORCH_LIBRARY(polyconv_cpu, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(polyconv_cpu, CompositeExplicitAutograd, m) {
   m.impl("transform_weights", TORCH_BOX(&TransformWeightsOp));
+  m.impl("transform_transposed_weights", TORCH_BOX(&TransformTransposedWeightsOp));
   m.impl("convolve", TORCH_BOX(&ConvolveOp));
   m.impl("input_gradient", TORCH_BOX(&InputGradientOp));
   m.impl("longest_sum", TORCH_BOX(&LongestSumOp));

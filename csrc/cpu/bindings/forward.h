@@ -15,6 +15,12 @@ void ConvolveForward(const View& x, const View& w, const std::optional<View>& bi
                      const Geometry& geometry, std::span<const int64_t> plan, const std::optional<View>& transformed,
                      const Epilogue<float>& epilogue, bool packed_only = false);
 
+// A transposed convolution: the input gradient of one whose output is `x`. `w` has the shape of that one's weight, but
+// not its values; `transformed` is of transform_transposed_weights.
+void ConvolveTransposed(const View& x, const View& w, const std::optional<View>& bias, const View& y,
+                        const Geometry& geometry, std::span<const int64_t> plan, const View& transformed,
+                        const Epilogue<float>& epilogue);
+
 // A forward pass of the depthwise engine, in float32 or half precision. `residual`: laid out as `y`, in its type; may be
 // null.
 void DepthwiseForward(const View& x, const View& w, const std::optional<View>& bias, const View& y,

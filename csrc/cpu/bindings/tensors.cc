@@ -68,6 +68,13 @@ View::View(const View& like, const int64_t* strides, float* data)
       dtype_(like.dtype_),
       data_(data) {}
 
+View View::From(int64_t element, const int64_t* sizes) const {
+  View result = *this;
+  result.sizes_ = sizes;
+  result.data_ = mutable_data_ptr<float>() + element;
+  return result;
+}
+
 int64_t View::numel() const {
   return std::accumulate(sizes_, sizes_ + dim_, int64_t{1}, std::multiplies<>());
 }

@@ -29,6 +29,9 @@ class View {
   // Other memory in the place of a tensor's, with other strides.
   View(const View& like, const int64_t* strides, float* data);
 
+  // The memory of a float32 tensor from an element on, with its strides and other sizes.
+  View From(int64_t element, const int64_t* sizes) const;
+
   int64_t dim() const { return dim_; }
   int64_t size(int64_t dim) const { return sizes_[dim]; }
   int64_t stride(int64_t dim) const { return strides_[dim]; }

@@ -34,7 +34,7 @@ from .operands import HALF, Layout, dgrad_problem, fprop_problem, geometry_of, t
 from .prepare import Call, recall, tell_if_behind
 from .schema import library
 
-_MODULE = "polyconv.runtime._native"
+MODULE = "polyconv.runtime._native"
 _DTYPES = {"cpu": (torch.float32, torch.float64, *HALF), "cuda": (torch.float32, *HALF)}
 
 
@@ -131,16 +131,16 @@ state_version.include(_policy)
 def why_not_native() -> str | None:
     """Why the kernels of the override are registered from Python; None if they are native."""
     try:
-        built_with = import_module(_MODULE).torch_version
+        built_with = import_module(MODULE).torch_version
     except ImportError as error:
-        return f"{_MODULE} is not there, or does not fit torch {torch.__version__} ({error})"
+        return f"{MODULE} is not there, or does not fit torch {torch.__version__} ({error})"
     if torch.__version__.partition("+")[0] == built_with:
         return None
-    return f"{_MODULE} was built with torch {built_with}, and this is {torch.__version__}"
+    return f"{MODULE} was built with torch {built_with}, and this is {torch.__version__}"
 
 
 def _register_native() -> Callable[[], None]:
-    native = import_module(_MODULE)
+    native = import_module(MODULE)
     notify = partial(_notify, native.changed)
     notify()
     native.override(True, torch.cuda.is_available())

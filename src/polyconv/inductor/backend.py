@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
@@ -16,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from ..cpu import native
+from ..cpu import native as kernels
+from ..dispatch.override import MODULE, why_not_native
 from ..runtime.warn_once import warn_once
 from . import private
 from .choice import Outcomes, outcomes_here
@@ -34,7 +37,7 @@ def polyconv(
     settings = dict(options or {})
     if mode not in (None, "default"):
         settings = {**private.mode_options(mode), **settings}
-    reason = private.missing() or native.why_absent() or _why_not_here(example_inputs)
+    reason = private.missing() or kernels.why_absent() or _why_not_here(example_inputs)
     if reason is not None:
         warn_once(f'torch.compile(backend="polyconv") compiles a graph with Inductor alone: {reason}')
         return private.compile_graph(gm, example_inputs, settings)
@@ -75,7 +78,7 @@ class FrozenGraph:
         if self._changing is not None:
             return self._changing(*inputs)
         frozen = self._frozen
-        if not frozen.holds([inputs[position] for position in self._static]):
+        if not frozen.holds(inputs):
             return self._again(inputs)
         for listener in _listeners:
             listener.extend(frozen.layers)
@@ -97,12 +100,13 @@ class FrozenGraph:
             reason = str(error).partition("\n")[0]
             warn_once(f'torch.compile(backend="polyconv") compiles a graph with Inductor alone: {reason}')
         self._times += 1
-        return _Frozen(constants, versions, compiled, [*self._layers, *layer_pass.layers])
+        holds = _unchanged(constants, self._static, versions)
+        return _Frozen(holds, compiled, [*self._layers, *layer_pass.layers])
 
-    def _again(self, inputs: Sequence[Any]) -> Any:
+    def _again(self, inputs: tuple[Any, ...]) -> Any:
         """Compile for changed parameters, and run."""
         with self._lock:
-            if not self._frozen.holds([inputs[position] for position in self._static]) and self._changing is None:
+            if not self._frozen.holds(inputs) and self._changing is None:
                 if self._times < MOST_TIMES:
                     self._frozen = self._freeze(inputs)
                 else:
@@ -116,16 +120,26 @@ class FrozenGraph:
 
 
 class _Frozen(NamedTuple):
-    """A compiled graph and the parameters that it was compiled with."""
+    """A graph that is compiled with its parameters."""
 
-    constants: list[Tensor]
-    versions: list[int]
+    holds: Callable[[tuple[Any, ...]], bool]
+    """True if inputs have the parameters that it was compiled with, unchanged."""
     compiled: Callable[..., Any]
     layers: Sequence[CompiledLayer]
 
-    def holds(self, constants: list[Tensor]) -> bool:
-        """True if these are the same tensors, unchanged."""
-        return all(map(is_, constants, self.constants)) and _versions(constants) == self.versions
+
+def _unchanged(constants: list[Tensor], positions: list[int], versions: list[int]) -> Callable[[tuple[Any, ...]], bool]:
+    """A function that tells if the inputs at some positions are these tensors, at these versions."""
+    if why_not_native() is None:
+        native = import_module(MODULE)
+        if (parameters := native.parameters(constants, positions, versions)) is not None:
+            return partial(native.is_unchanged, parameters)
+
+    def holds(inputs: tuple[Any, ...]) -> bool:
+        found = [inputs[position] for position in positions]
+        return all(map(is_, found, constants)) and _versions(found) == versions
+
+    return holds
 
 
 def _versions(constants: list[Tensor]) -> list[int]:

@@ -46,7 +46,7 @@ def link_of(number: int, layer: Layer, out: Node, runs: CpuCandidate | None) -> 
     """The layer as a link, or None if chains do not take it."""
     channels, outputs = layer.x_shape[1], layer.w.shape[0]
     engine = pointwise.NAME if layer.groups == 1 else depthwise.NAME
-    if layer.prologue is not None or layer.dilation != (1, 1):
+    if layer.prologue is not None or layer.is_transposed or layer.dilation != (1, 1):
         return None
     if layer.groups > 1 and not layer.groups == channels == outputs:
         return None

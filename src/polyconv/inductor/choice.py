@@ -29,7 +29,7 @@ from ..runtime.warn_once import warn_once
 from ..selection import Preference
 from ..tuning_key import Environment, problem_key
 from .chain import Link, chain_call
-from .layer import MOST_BYTES, Layer, has_compiled_form
+from .layer import MOST_BYTES, Layer
 from .private import hint
 
 ONEDNN = "oneDNN"
@@ -193,7 +193,7 @@ def _candidates(layer: Layer, times_direct: float = inf) -> list[CpuCandidate]:
     """Candidates that keep the tolerance for the layer's weight, the cheapest by the cost model first."""
     problem, device = layer.problem, planner.here()
     costs = Costs(problem, device, inference=True)
-    able = [one for one in planner.offered(problem, device) if one.refusal is None and has_compiled_form(one)]
+    able = [one for one in planner.offered(problem, device) if one.refusal is None and layer.runs(one)]
     limit = times_direct * min((one.error for one in able if one.direct), default=inf)
     able = sorted((one for one in able if one.direct or limit == inf or one.error <= limit), key=costs.counted)
     kept: list[CpuCandidate] = []
@@ -239,7 +239,7 @@ def _call(layer: Layer, one: CpuCandidate | None) -> Callable[[list[Tensor]], An
 
 def _inputs(layer: Layer) -> list[Tensor]:
     """Random inputs: one, or those that a prologue joins."""
-    batch, channels, *sizes = layer.problem.x_shape
+    batch, channels, *sizes = layer.x_shape
     parts = [channels]
     if layer.prologue is not None:
         parts = [hint(part.meta["val"].shape[1]) for part in layer.prologue.parts]
@@ -254,10 +254,13 @@ def _onednn(layer: Layer, residual: Tensor | None) -> Callable[[Tensor], Any]:
         plain = torch.ops.aten.convolution.default
         moves: tuple[Any, ...] = (layer.stride, layer.padding, layer.dilation, False, (0, 0), layer.groups)
         return lambda x: then(bypassing(plain, x, w, bias, *moves).add_(0.0 if residual is None else residual))
-    operators, moves = (
-        torch.ops.mkldnn._convolution_pointwise,
-        (layer.padding, layer.stride, layer.dilation, layer.groups),
-    )
+    moves = (layer.padding, layer.stride, layer.dilation, layer.groups)
+    operators = torch.ops.mkldnn._convolution_pointwise
+    if layer.output_padding is not None:
+        operators, moves = (
+            torch.ops.mkldnn._convolution_transpose_pointwise,
+            (moves[0], layer.output_padding, *moves[1:]),
+        )
     if residual is None:
         name = "swish" if activation is Activation.SILU else activation.function
         algorithm = "none" if activation == "gelu" else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from operator import itemgetter
 from typing import Any
 
@@ -18,8 +19,21 @@ from ..cpu import native
 from ..cpu.engines import pointwise
 from .chain import Link, chain_call, chains, link_of
 from .choice import CHAIN, ONEDNN, Choice, Chooser, Outcomes
-from .layer import C_SHIM, FLAGS, LAYER, NUMBERS, OVERWRITES, RESIDUAL, Layer, layer_of, operator
-from .private import frozen_options
+from .layer import (
+    C_SHIM,
+    FIRST,
+    FLAGS,
+    LAYER,
+    NUMBERS,
+    OVERWRITES,
+    RESIDUAL,
+    WHOLE,
+    Layer,
+    layer_of,
+    operator,
+    placed,
+)
+from .private import frozen_options, hint
 from .shuffles import interleave_channels, pixel_shuffle_of
 
 
@@ -79,6 +93,7 @@ class LayerPass:
             self._chain(gm, graph, chooser, links, replaced)
         self.outcomes.save()
         graph.eliminate_dead_code()
+        _write_parts_in_place(graph)
         _overwrite_residuals(graph)
 
     def _chain(
@@ -157,6 +172,39 @@ def _replace(gm: GraphModule, graph: Graph, layer: Layer, choice: Choice, number
     return call
 
 
+def _write_parts_in_place(graph: Graph) -> None:
+    """Lets layers write their part of a concatenated tensor, which is then not copied.
+
+    Each call passes the tensor on to the next one, which writes other channels of the same memory. Other readers of the
+    parts must be inputs of the last call, direct or not: once Inductor counts the tensor as read, it reuses its memory.
+    """
+    for cat in graph.find_nodes(op="call_function", target=torch.ops.aten.cat.default):
+        parts = placed(cat)
+        calls = [node for node in graph.nodes if node in parts]
+        if not calls or not _readers(calls[:-1]) - {cat} <= _needed_for(calls[-1]) | set(calls):
+            continue
+        channels = [hint(part.meta["val"].shape[1]) for part in parts]
+        starts = dict(zip(parts, accumulate(channels, initial=0), strict=False))
+        with calls[0].meta["val"].fake_mode:
+            whole = cat.meta["val"].to(memory_format=torch.channels_last)
+        for call, earlier in zip(calls, [None, *calls], strict=False):
+            own, start = call.meta["val"], starts[call]
+            numbers = list(call.args[LAYER])
+            numbers[WHOLE], numbers[FIRST] = sum(channels), start
+            with graph.inserting_after(call):
+                part = graph.call_function(torch.ops.aten.slice.Tensor, (call, 1, start, start + own.shape[1]))
+            part.meta["val"], call.meta["val"] = torch.ops.aten.slice.Tensor(whole, *part.args[1:]), whole
+            call.replace_all_uses_with(part, lambda user, but=(part, cat): user not in but)
+            call.update_arg(LAYER, numbers)
+            call.update_arg(RESIDUAL, earlier)
+        cat.replace_all_uses_with(calls[-1])
+        graph.eliminate_dead_code()
+
+
+def _readers(nodes: Sequence[Node]) -> set[Node]:
+    return {user for node in nodes for user in node.users}
+
+
 def _overwrite_residuals(graph: Graph) -> None:
     """Lets pointwise layers write over their residual where no later operator can read it.
 
@@ -170,7 +218,11 @@ def _overwrite_residuals(graph: Graph) -> None:
         if residual is None or residual.target is not operator() or numbers[-NUMBERS] != engine:
             continue
         others = set(residual.users) - {node}
-        if residual in node.args[0] or any(user.target not in convolutions for user in others):
+        if (
+            numbers[WHOLE - NUMBERS] > 0
+            or residual in node.args[0]
+            or any(user.target not in convolutions for user in others)
+        ):
             continue
         if others <= _needed_for(node):
             changed = list(numbers)

@@ -21,26 +21,28 @@ from .epilogues import Epilogue, epilogue_of
 from .private import hint, needs_channels_last
 from .prologues import Prologue, prologue_of
 
-NUMBERS = 19
+NUMBERS = 21
 """Numbers of a layer in a call of ``compiled_convolution``; a chain of layers has those of each."""
 RESIDUAL, NORMALISATION, LAYER = 3, 4, 5
 """Places of the residual, of the normalisation or gate, and of the layers' numbers among the arguments."""
-FLAGS = 17
-"""Place of the flags among the numbers of a layer."""
+FLAGS, WHOLE, FIRST = 17, 18, 19
+"""Places among the numbers of a layer: the flags, the channels of a tensor of several layers' outputs that it writes
+into (or 0), and its first one of these. Such a layer takes the tensor as its residual, or makes it without one."""
 MOST_BYTES = 128 * 2**20
 """Largest weight of a layer. Choosing a kernel takes two more copies of it, and the time of so large a layer is mostly
 that of reading its weight."""
 _FEW_CHANNELS = 16
 """Number of channels from which on the pointwise engine reads pixels in place."""
-_CLAMPED, OVERWRITES = 1, 2
-"""Flags: a joined input is clamped at zero; the output may replace the residual, which is read no more."""
+_CLAMPED, OVERWRITES, _TRANSPOSED = 1, 2, 4
+"""Flags: a joined input is clamped at zero; the output may replace the residual, which is read no more; the convolution
+is transposed."""
 _DEPTHWISE = -1
 """Number of the depthwise engine in ``csrc/cpu/bindings/compiled.cc``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A 2-D convolution in float32 with constant weights, and its epilogue."""
+    """A 2-D convolution in float32 with constant weights, perhaps transposed, and its epilogue."""
 
     node: Node
     x: Node
@@ -49,7 +51,7 @@ class Layer:
     bias: Node | None
     bias_value: Tensor | None
     w: Tensor
-    """The plain weight."""
+    """The plain weight, output channels first."""
     x_shape: tuple[int, ...]
     """Size of the input when the graph was traced."""
     padding: tuple[int, ...]
@@ -58,6 +60,16 @@ class Layer:
     groups: int
     epilogue: Epilogue
     prologue: Prologue | None = None
+    output_padding: tuple[int, ...] | None = None
+    """Of a transposed convolution; None for another one."""
+
+    @property
+    def is_transposed(self) -> bool:
+        return self.output_padding is not None
+
+    def runs(self, candidate: CpuCandidate) -> bool:
+        """True if ``compiled_convolution`` runs the layer by it: a transposed one by the pointwise engine alone."""
+        return has_compiled_form(candidate) and (not self.is_transposed or candidate.engine == pointwise.NAME)
 
     def joins(self, chosen: CpuCandidate) -> bool:
         """True if a kernel computes the prologue, instead of reading its result."""
@@ -65,9 +77,21 @@ class Layer:
 
     @property
     def problem(self) -> Problem:
-        """The forward pass in channels_last, as the planner describes it."""
+        """The pass in channels_last, as the planner describes it: of a transposed convolution an input gradient."""
         h, w = self.padding
         shape: tuple[int, ...] = tuple(self.w.shape)
+        if self.is_transposed:
+            x_shape = tuple(map(hint, self.node.meta["val"].shape))
+            return Problem.make(
+                Pass.DGRAD,
+                x_shape,
+                (shape[1], shape[0], *shape[2:]),
+                stride=self.stride,
+                padding=(h, h, w, w),
+                x_strides=channels_last_strides(x_shape),
+                y_strides=channels_last_strides(self.x_shape),
+                tolerance=settings.current().tolerance,
+            )
         problem = Problem.make(
             Pass.FPROP,
             self.x_shape,
@@ -90,10 +114,19 @@ class Layer:
         engine = _DEPTHWISE if chosen.engine == depthwise.NAME else native.plan_numbers(chosen.engine, 0)[0]
         activation, *_ = native.activation_numbers(self.epilogue.activation)
         border = native.facts()["borders"].index("zeros")
-        sides = (h, h, w, w)
+        more_h, more_w = self.output_padding or (0, 0)
+        flags = _CLAMPED if self.prologue is not None and self.prologue.clamped else 0
         return [
-            *(engine, chosen.algorithm, *self.w.shape, *self.stride, *sides, *self.dilation),
-            *(self.groups, border, activation, _CLAMPED if self.prologue is not None and self.prologue.clamped else 0),
+            *(engine, chosen.algorithm, *self.w.shape, *self.stride, *(h, h - more_h, w, w - more_w)),
+            *(
+                *self.dilation,
+                self.groups,
+                border,
+                activation,
+                flags | (_TRANSPOSED if self.is_transposed else 0),
+                0,
+                0,
+            ),
             INSTRUCTION_SETS.index(native.instruction_set()),
         ]
 
@@ -109,9 +142,12 @@ class Layer:
                 (problem.y_shape, problem.y_strides),
             )
         )
-        packed: Tensor = native.operator("transform_weights")(
-            x, self.w, y, native.geometry_numbers(problem), native.plan_numbers(chosen.engine, chosen.algorithm)
-        )
+        numbers = native.geometry_numbers(problem), native.plan_numbers(chosen.engine, chosen.algorithm)
+        packed: Tensor
+        if self.is_transposed:
+            packed = native.operator("transform_transposed_weights")(y, self.w.transpose(0, 1), x, *numbers)
+        else:
+            packed = native.operator("transform_weights")(x, self.w, y, *numbers)
         return packed
 
 
@@ -120,13 +156,36 @@ def has_compiled_form(candidate: CpuCandidate) -> bool:
     return candidate.engine in (depthwise.NAME, *native.facts()["lanes"])
 
 
+def placed(node: Node) -> list[Node]:
+    """The calls that can write the tensor that a node concatenates along the channels, each its part, in the order of
+    the parts; none for another node. Whatever else reads a part must take it with the strides of the whole."""
+    if node.target is not torch.ops.aten.cat.default or tuple(node.args[1:]) not in ((1,), (-3,)):
+        return []
+    parts: Any = node.args[0]
+    able = len({*parts}) == len(parts) > 1 and all(_is_placeable(part, node) for part in parts)
+    return list(parts) if able else []
+
+
+def _is_placeable(part: Node, cat: Node) -> bool:
+    arguments: Any = part.args
+    if part.target is not operator() or len(arguments[LAYER]) != NUMBERS or arguments[RESIDUAL] is not None:
+        return False
+    others = [user for user in part.users if user is not cat]
+    return arguments[LAYER][WHOLE] == 0 and all(
+        user.target is operator() and part not in user.args[1:] for user in others
+    )
+
+
 def layer_of(gm: GraphModule, node: Node) -> Layer | None:
     """The layer of a convolution that polyconv's kernels may take; None for others."""
     arguments: tuple[Any, ...] = node.args
+    output_padding = None
     if node.target is torch.ops.mkldnn._convolution_pointwise.default and arguments[7] == "none":
         x, weight, bias, padding, stride, dilation, groups = arguments[:7]
     elif node.target is torch.ops.aten.convolution.default and not arguments[6]:
         x, weight, bias, stride, padding, dilation, _, _, groups = arguments
+    elif node.target is torch.ops.mkldnn._convolution_transpose_pointwise.default and arguments[8] == "none":
+        x, weight, bias, padding, output_padding, stride, dilation, groups = arguments[:8]
     else:
         return None
     value, out = x.meta["val"], node.meta["val"]
@@ -137,7 +196,16 @@ def layer_of(gm: GraphModule, node: Node) -> Layer | None:
     if packed.numel() * packed.element_size() > MOST_BYTES:
         return None
     dense = packed.to_dense() if packed.is_mkldnn else packed
-    is_plain = groups == 1 and tuple(dense.shape[-2:]) == (1, 1) and not any(padding)
+    if output_padding is not None:
+        taps = tuple(dense.shape[-2:])
+        if tuple(value.shape[2:]) == (1, 1) and not any(padding) and not any(output_padding):
+            stride = taps  # of a single pixel, which then has an output per tap
+        if groups > 1 or set(dilation) != {1} or any(step > count for step, count in zip(stride, taps, strict=True)):
+            return None
+    epilogue = epilogue_of(node)
+    if output_padding is not None and epilogue.residual is not None:
+        epilogue = Epilogue(node, None)
+    is_plain = output_padding is None and groups == 1 and tuple(dense.shape[-2:]) == (1, 1) and not any(padding)
     return Layer(
         node=node,
         x=x,
@@ -150,8 +218,9 @@ def layer_of(gm: GraphModule, node: Node) -> Layer | None:
         stride=tuple(stride),
         dilation=tuple(dilation),
         groups=groups,
-        epilogue=epilogue_of(node),
-        prologue=prologue_of(gm, x) if is_plain else None,
+        epilogue=epilogue,
+        prologue=prologue_of(gm, x) if is_plain and not placed(x) else None,
+        output_padding=None if output_padding is None else tuple(output_padding),
     )
 
 
@@ -185,7 +254,7 @@ def operator() -> Any:
     needs_channels_last(
         found,
         lambda arguments: [0, RESIDUAL, NORMALISATION][reads_any_layout(arguments[LAYER]) :],
-        lambda arguments: [RESIDUAL] * overwrites_residual(arguments[LAYER]),
+        lambda arguments: [RESIDUAL] * (arguments[RESIDUAL] is not None and overwrites_residual(arguments[LAYER])),
     )
     return found
 
@@ -196,12 +265,13 @@ def reads_any_layout(numbers: Sequence[int]) -> bool:
     engine, _, _, channels, taps_h, taps_w, stride_h, stride_w, *_, dilation_h, dilation_w, groups = numbers[:15]
     is_pointwise = len(numbers) == NUMBERS and groups == 1 and engine == native.plan_numbers(pointwise.NAME, 0)[0]
     overlaps = taps_w > 1 and dilation_h == dilation_w == 1 and stride_h <= taps_h and stride_w <= taps_w
-    return is_pointwise and overlaps and channels < _FEW_CHANNELS
+    is_transposed = bool(numbers[FLAGS] & _TRANSPOSED)
+    return is_pointwise and overlaps and channels < _FEW_CHANNELS and not is_transposed
 
 
 def overwrites_residual(numbers: Sequence[int]) -> bool:
-    """Whether the last layer of a call may write its output over the residual."""
-    return bool(numbers[FLAGS - NUMBERS] & OVERWRITES)
+    """Whether the last layer of a call may write its output into the memory of the residual."""
+    return bool(numbers[FLAGS - NUMBERS] & OVERWRITES) or numbers[WHOLE - NUMBERS] > 0
 
 
 def _fake(
@@ -218,6 +288,11 @@ def _fake(
     height, width = x.shape[2:]
     for start in range(0, len(layer), NUMBERS):
         _, _, outputs, _, taps_h, taps_w, sh, sw, top, bottom, left, right, dh, dw = layer[start : start + 14]
+        outputs = layer[start + WHOLE] or outputs
+        if layer[start + FLAGS] & _TRANSPOSED:
+            height = (height - 1) * sh - top - bottom + taps_h
+            width = (width - 1) * sw - left - right + taps_w
+            continue
         height = (height + top + bottom - dh * (taps_h - 1) - 1) // sh + 1
         width = (width + left + right - dw * (taps_w - 1) - 1) // sw + 1
     return torch.empty(

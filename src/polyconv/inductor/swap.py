@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import le
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ def swapped(gm: GraphModule, outcomes: Outcomes, *, training: bool) -> tuple[Gra
     earlier = online.entries(outcomes.environment)
     for node in result.graph.nodes:
         call = _call_of(node)
-        if call is None or (not training and call.op.rank == 2 and not call.op.transposed):
+        if call is None or (not training and call.has_packed_form):
             continue
         choice = _choose(call, outcomes, training)
         layers.append(CompiledLayer(call.key, choice))
@@ -61,6 +62,18 @@ class _Call:
     needs_grad: tuple[bool, ...]
     rest: tuple[Any, ...]
     """Geometry, in the order of torch's arguments."""
+    is_dynamic: bool = False
+    """True if the input has sizes that may change."""
+
+    @property
+    def has_packed_form(self) -> bool:
+        """True if the pass over a frozen graph considers it: a 2-D one, transposed without groups and dilation."""
+        if self.op.rank != 2 or not self.op.transposed:
+            return self.op.rank == 2
+        if self.is_dynamic or self.shapes[1] is None or len(self.rest) != 5:
+            return False
+        stride, *_, groups, dilation = self.rest
+        return groups == 1 and set(dilation) == {1} and all(map(le, stride, self.shapes[1][2:]))
 
     @property
     def key(self) -> str:
@@ -99,7 +112,8 @@ def _call_of(node: Node) -> _Call | None:
         return None
     shapes = tuple(None if value is None else tuple(map(hint, value.shape)) for value in values)
     needs_grad = tuple(value is not None and value.requires_grad for value in values)
-    return _Call(op, shapes, needs_grad, tuple(node.args[3:]))
+    is_dynamic = any(isinstance(size, torch.SymInt) for size in values[0].shape)
+    return _Call(op, shapes, needs_grad, tuple(node.args[3:]), is_dynamic)
 
 
 def _choose(call: _Call, outcomes: Outcomes, training: bool) -> Choice:
