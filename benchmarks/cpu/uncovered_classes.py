@@ -72,6 +72,25 @@ def classes() -> Iterator[Class]:
     ):
         frames = 64 if stride > 1 else 4096
         yield _one("ConvTranspose1d", f"k{taps} by {stride}", c, k, taps, (frames,), stride=stride)
+    for taps, stride, c, k, frames in (
+        *((16, 8, 64, 1, 8), (16, 8, 64, 1, 32), (10, 2, 256, 1, 6), (4, 8, 16, 1, 15), (2, 2, 16, 8, 600)),
+        *((8, 8, 4, 256, 9), (4, 4, 64, 3, 33), (7, 3, 256, 1, 685), (8, 1, 16, 2, 238)),
+    ):
+        yield _one(
+            "ConvTranspose1d",
+            f"few channels k{taps} by {stride}, {frames} frames",
+            c,
+            k,
+            taps,
+            (frames,),
+            stride=stride,
+        )
+    for c, k, taps, length in ((1, 8, 5, 2000), (32, 2, 3, 600), (64, 1, 8, 273)):
+        yield _one("Conv1d", f"few channels k{taps}", c, k, taps, (length,))
+    for c, k, size in ((64, 1, 15), (128, 1, 6), (16, 8, 8)):
+        yield _one("ConvTranspose2d", f"few channels 3x3 of {size}x{size}", c, k, 3, (size, size), padding=1)
+    for c, k in ((64, 1), (64, 8), (128, 3)):
+        yield _one("Conv2d", "few channels, patches of 2x2", c, k, 2, (32, 32), stride=2)
     yield _one("ConvTranspose1d", "depthwise k256 by 128", 8, 8, 256, (128,), stride=128, groups=8)
     for kernel in ((15, 15), (31, 31), (1, 129), (129, 1)):
         by = "x".join(map(str, kernel))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import polyconv
 from cpu_passes import load_native, same_bits_for_any_threads
+from polyconv.cpu import weight_cache
 from polyconv.cpu.engines import aten, signals
 from polyconv.cpu.engines.in_torch import fourier, frames
 from polyconv.cpu.planner import here, plan_cpu
@@ -151,6 +152,31 @@ def test_transformed_weights_of_frames_are_kept_for_all_lengths(kind: Pass, monk
             assert observed <= plan.predicted_error
             assert cache.size == 4 * 7 * 514 * 128
         assert len(judged) == (1 if kind is Pass.FPROP else 0)
+
+
+def test_frozen_weights_of_inverse_transforms_are_not_read_for_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan of an input gradient does not say that the weight is frozen; the weight does. A change is still seen."""
+    module = torch.nn.ConvTranspose1d(514, 1, 512, stride=128, bias=False).eval()
+    weight, x = module.weight, torch.randn(1, 514, 300)
+    polyconv.replace(module)
+    polyconv.freeze(module)
+    hashed: list[str] = []
+    operator = weight_cache._operator
+
+    def counted(name: str) -> object:
+        hashed.append(name)
+        return operator(name)
+
+    monkeypatch.setattr(weight_cache, "_operator", counted)
+    for changed, reads in ((False, 1), (False, 0), (True, 1), (False, 0)):
+        hashed.clear()
+        with torch.no_grad():
+            if changed:
+                weight *= -2.0
+            found = module(x)
+        assert hashed.count("hash") == reads
+        wanted = torch.nn.functional.conv_transpose1d(x.double(), weight.double(), stride=128)
+        assert torch.allclose(found.double(), wanted, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", [Pass.FPROP, Pass.DGRAD], ids=str)

@@ -186,6 +186,17 @@ def test_pytorch_runs_where_an_estimate_was_far_off(name: str, profile_name: str
     assert plan.uncovered.startswith(f"not covered by it: {in_words(plan.ran)}; a kernel of polyconv's runs if")
 
 
+@pytest.mark.parametrize("profile_name", PROFILES)
+@pytest.mark.parametrize("name", [name for name in CLASSES if "few channels" in name])
+def test_pytorch_runs_small_layers_of_few_channels(name: str, profile_name: str) -> None:
+    """Its calls cost less than ours, and the matrix products that it runs there less than oneDNN's kernels: their
+    estimates were up to 20 times too high."""
+    module = CLASSES[name].module()
+    polyconv.replace(module)
+    forward = problems_of(module, CLASSES[name].shape)[0]
+    assert plan_cpu(forward, device(profile_name), inference=True).chosen.engine == aten.NAME
+
+
 def test_explain_says_that_a_class_is_not_covered() -> None:
     known = next(iter(PROFILES))
     text = plan_cpu(LONG, device(known), inference=True).explain()

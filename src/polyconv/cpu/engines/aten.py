@@ -198,16 +198,32 @@ _SPENT: dict[str, dict[Pass, tuple[_Spent, _Spent]]] = {
 layers were measured, in NCHW; the estimate is below both."""
 
 
-_COLUMNS: dict[Pass, tuple[_Spent, _Spent]] = {
-    Pass.FPROP: (_Spent(80e3, 0.8, 93, 30), _Spent(70e3, 0.9, 36, 16)),
-    Pass.DGRAD: (_Spent(300e3, 0.8, 33, 26), _Spent(140e3, 0.7, 18, 11)),
-    Pass.WGRAD: (_Spent(130e3, 0.75, 67, 70), _Spent(180e3, 0.65, 17, 50)),
-}
-"""The same for im2col and a matrix product, where "moved" are the vectors of the columns. Fitted to 20 layers of few
-pixels per pass and layout, with a scatter of 1.2 to 1.5."""
+class _Columns(NamedTuple):
+    """The same for im2col, or its inverse, and a matrix product."""
 
-ROWS_CYCLES = 20.0
-"""Cycles per vector of the product's result."""
+    call: float
+    product: float
+    """Per vector of products."""
+    moved: float
+    """Per element of the columns."""
+    strided: float
+    """The same where a stride picks elements of a row."""
+    weight: float
+    """Per vector of weights: read from beyond the caches in a network, from the caches in a loop."""
+
+
+_COLUMNS: dict[Pass, tuple[_Columns, _Columns]] = {
+    Pass.FPROP: (_Columns(21e3, 0.7, 0.4, 6.0, 15), _Columns(21e3, 0.7, 0.1, 0.1, 8)),
+    Pass.DGRAD: (_Columns(23e3, 0.7, 4.0, 5.0, 13), _Columns(22e3, 0.7, 0.8, 0.8, 6)),
+    Pass.WGRAD: (_Columns(50e3, 0.7, 0.7, 6.0, 35), _Columns(45e3, 0.7, 0.1, 0.1, 25)),
+}
+"""For NCHW and channels_last. Fitted to a thousand layers of one image, of which a half take less than 20 us; the input
+gradient to forward passes of transposed convolutions, whose calls cost half of a backward's. Eight in ten estimates are
+0.75 to 1.6 times the time."""
+
+RUN_CYCLES, ROWS_CYCLES = 20.0, 7.0
+"""Cycles per run of the columns (a row of one channel and tap; in channels_last the channels of a pixel and tap), and
+per vector of the product's result."""
 
 
 def direct_cycles(problem: Problem, device: CpuDevice) -> float:
@@ -257,12 +273,16 @@ def _lays_out_columns(problem: Problem, device: CpuDevice) -> bool:
 
 def _columns_cycles(problem: Problem, device: CpuDevice) -> float:
     """Estimated cycles of one core for im2col, which single taps do not need, and a matrix product."""
-    spent = _COLUMNS[problem.kind][problem.x_strides[1] == 1 and problem.y_strides[1] == 1]
+    channels_last = problem.x_strides[1] == 1 and problem.y_strides[1] == 1
+    spent = _COLUMNS[problem.kind][channels_last]
     products = problem.multiplications / device.lanes
-    moved = 0.0 if max(problem.kernel) == 1 else products / problem.out_channels
+    moved = 0.0
+    if max(problem.kernel) > 1:
+        elements = problem.multiplications / problem.out_channels
+        run = problem.in_channels if channels_last else problem.out_size[-1]
+        moved = elements * (RUN_CYCLES / run + (spent.strided if problem.stride[-1] > 1 else spent.moved))
     rows, weights = prod(problem.y_shape) / device.lanes, prod(problem.w_shape) / device.lanes
-    read = spent.moved * moved + ROWS_CYCLES * rows + spent.weight * weights
-    return spent.call + spent.product * products + read
+    return spent.call + spent.product * products + moved + ROWS_CYCLES * rows + spent.weight * weights
 
 
 def _kind(problem: Problem) -> str:

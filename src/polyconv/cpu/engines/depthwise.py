@@ -24,6 +24,10 @@ SETUP_CYCLES = 5000.0
 PICKED_CYCLES = 14.0
 """Cycles to load or store a single pixel in a cache line that holds other channels."""
 
+SCATTERED_CYCLES = 3.0
+"""Cycles per product of an input gradient of one channel with a stride, or of signals: few of a vector's lanes are in
+use."""
+
 ORDINARY_SUM = 1024
 """Assumed minimum of products that a lane of a weight gradient adds, so that predictions for ordinary images are equal
 on every processor: each instruction set cuts rows of up to 512 outputs into shorter sums."""
@@ -77,7 +81,13 @@ def _cycles(problem: Problem, lanes: int) -> float:
     moved = prod(problem.x_shape) + prod(problem.y_shape)
     again = 1.6 if problem.kind is Pass.WGRAD else 1.0
     per_pixel = PICKED_CYCLES if _picks_pixels(problem) else 10.0 / lanes
-    return again * (per_pixel * moved + 0.5 * problem.multiplications / lanes)
+    per_product = SCATTERED_CYCLES if _scatters(problem) else 0.5 / lanes
+    return again * (per_pixel * moved + per_product * problem.multiplications)
+
+
+def _scatters(problem: Problem) -> bool:
+    to_one_channel = problem.kind is Pass.DGRAD and problem.groups == 1
+    return to_one_channel and (max(problem.stride) > 1 or problem.in_size[0] == 1)
 
 
 def _picks_pixels(problem: Problem) -> bool:

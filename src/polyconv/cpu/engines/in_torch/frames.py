@@ -241,7 +241,8 @@ def _by_rows(
             return _transformed_weights(problem, m, w.float())
 
         plan = [-2, m, problem.stride[1], forward]
-        filters = weights.of(w, w, w, [], plan, problem.frozen, tensors.get("owner"), transform)
+        frozen = problem.frozen or not forward  # input gradients do not tell; the weight's own mark decides
+        filters = weights.of(w, w, w, [], plan, frozen, tensors.get("owner"), transform)
         if filters is None:  # it cannot be kept, which the plan relies on
             tensors["w"] = w.float()  # of half precision
             (_forward if forward else _input_gradient)(problem, tensors)

@@ -28,6 +28,9 @@ NAME = "patches"
 CALL_CYCLES, GATHERED_CYCLES, PRODUCT_CYCLES = 60e3, 20.0, 0.8
 """Cost of a call of several PyTorch operators; cycles per vector that is rearranged, and per vector of products."""
 
+RUN_CYCLES, RUN_CYCLES_OF_SIGNALS = 40.0, 8.0
+"""Per row of a patch and channel that is rearranged. Of patches of 2x2 they are nine tenths of the time."""
+
 WEIGHT_CYCLES, DOUBT = 11.0, 1.15
 """Of a single patch, a matrix times a vector: cycles per vector of weights, and the required advantage over ATen, which
 computes the same. A gradient is written, and counts twice."""
@@ -73,6 +76,9 @@ def _cycles(problem: Problem, lanes: int) -> float:
     moved = prod(problem.x_shape) + prod(problem.y_shape) + prod(problem.w_shape) * (problem.dtype != "float32")
     epilogue = (problem.residual + (problem.activation is not Activation.NONE)) * prod(problem.y_shape)
     products = (GATHERED_CYCLES * (moved + epilogue) + PRODUCT_CYCLES * problem.multiplications) / lanes
+    if problem.in_size != problem.kernel or problem.x_strides[1] == 1:  # else a view
+        by_run = RUN_CYCLES if min(problem.in_size) > 1 else RUN_CYCLES_OF_SIGNALS
+        products += by_run * prod(problem.x_shape) / problem.kernel[-1]
     if problem.batch * prod(problem.out_size) > 1:
         return CALL_CYCLES + products
     weights = (2 if problem.kind is Pass.WGRAD else 1) * WEIGHT_CYCLES * prod(problem.w_shape) / lanes
