@@ -39,6 +39,8 @@ CLASSES = [
     ("resnext-g32", Pass.FPROP, "bfloat16", "channels_last"),  # a step of the product has several taps
     ("resnet50-5b", Pass.FPROP, "float32", "contiguous"),  # tiles of tensor cores are half empty
     ("tiny-batch", Pass.FPROP, "bfloat16", "channels_last"),  # packing takes as long as the product
+    ("kb83", Pass.FPROP, "float32", "channels_last"),  # the L2 binds
+    ("kb85", Pass.WGRAD, "bfloat16", "contiguous"),  # four slices, of which the last is shorter
 ]
 """Those of NEWER that are counted except nightly: one of each class."""
 
