@@ -14,18 +14,18 @@ serve GPUs with too little shared memory for the others, and other arguments of 
 
 Parts, by their first lines:
      45  CUDA source CONV2D: direct kernels, for any geometry
-    366  winograd/nonfused_layout     Nonfused Winograd pipeline for dense correlations
-    421  winograd/nonfused_filter     Filter transform of the nonfused pipeline
-    580  winograd/nonfused_input      Input transform along H of the nonfused pipeline
-    643  winograd/nonfused_gemm       GEMM of the nonfused pipeline
-    919  winograd/nonfused_output     Last step of the nonfused pipeline
-   1011  winograd/wgrad               Winograd weight gradient
-   1508  winograd/wgrad_output        Second stage of winograd/wgrad
-   1594  launches of these kernels
-   1834  Python: compilation
-   1897  autograd
-   1924  module Conv2d
-   1953  module ModelNew
+    339  winograd/nonfused_layout     Nonfused Winograd pipeline for dense correlations
+    394  winograd/nonfused_filter     Filter transform of the nonfused pipeline
+    552  winograd/nonfused_input      Input transform along H of the nonfused pipeline
+    614  winograd/nonfused_gemm       GEMM of the nonfused pipeline
+    887  winograd/nonfused_output     Last step of the nonfused pipeline
+    979  winograd/wgrad               Winograd weight gradient
+   1469  winograd/wgrad_output        Second stage of winograd/wgrad
+   1552  launches of these kernels
+   1781  Python: compilation
+   1844  autograd
+   1871  module Conv2d
+   1900  module ModelNew
 
 Written by polyconv 0.1.0 for a Tesla V100: polyconv export kb80
 """
@@ -45,6 +45,7 @@ from torch.utils import cpp_extension
 CONV2D_DIRECT = r"""
 #include <cstdio>
 
+#define DEVICE __device__ __forceinline__
 #define UNROLL _Pragma("unroll")
 
 using i64 = long long;
@@ -79,21 +80,21 @@ static i64 ceil_div(i64 a, i64 b) {
 constexpr int kGroupInputs = kInChannels / kGroups, kGroupOutputs = kOutChannels / kGroups;  // channels of one group
 constexpr int kKernelArea = kKernelH * kKernelW, kFilter = kGroupInputs * kKernelArea;
 
-__device__ __forceinline__ i64 in_x(const Call& c, i64 image, i64 channel, i64 y, i64 x) {
+DEVICE i64 in_x(const Call& c, i64 image, i64 channel, i64 y, i64 x) {
   return image * c.x_batch + channel * c.x_channel + y * c.x_row + x * c.x_column;
 }
 
-__device__ __forceinline__ i64 in_y(const Call& c, i64 image, i64 channel, i64 y, i64 x) {
+DEVICE i64 in_y(const Call& c, i64 image, i64 channel, i64 y, i64 x) {
   return image * c.y_batch + channel * c.y_channel + y * c.y_row + x * c.y_column;
 }
 
 // Column, row and image of a pixel.
-__device__ __forceinline__ int3 pixel_at(u32 index, u32 height, u32 width) {
+DEVICE int3 pixel_at(u32 index, u32 height, u32 width) {
   return make_int3(index % width, index / width % height, index / width / height);
 }
 
 // x at a position in the image or its border; `at` is the address that the position would have.
-__device__ __forceinline__ float read_x(const Call& c, const float* at, int y, int x) {
+DEVICE float read_x(const Call& c, const float* at, int y, int x) {
   return u32(y) < u32(c.height) && u32(x) < u32(c.width) ? *at : 0.f;
 }
 
@@ -119,7 +120,7 @@ static const char* add_slices(const Call& c, int slices) {
 //   sums[m][n] = sum over k of a[k][m] * b[k][n]
 //                      m                n                                k
 //   forward            output channel   output pixel                     (input channel, tap)
-//   input gradient     input channel    input pixel of one phase         (output channel, tap of the phase)
+//   input gradient     input channel    input pixel                      (output channel, tap)
 //   weight gradient    output channel   (input channel, tap), and ones   output pixel of one slice
 //
 // A thread computes two columns of up to 32 sums. A step covers 8 k: b is read from global memory, a, which all threads
@@ -211,62 +212,38 @@ struct Forward : Product {
   __device__ float finished(u32 m, float sum) const { return c.bias ? sum + c.bias[plane * kGroupOutputs + m] : sum; }
 };
 
-static const char* direct_forward(const Call& c) {
-  return launch_direct<Forward>(c);
-}
-
-constexpr int common_divisor(int a, int b) {
-  return b ? common_divisor(b, a % b) : a;
-}
-
-// Input pixels with equal residues modulo the stride form a phase: only every kStep-th tap contributes to it, and no
-// other is multiplied. A border mixes the phases: then there is one, and b() tests whether a tap contributes.
-constexpr int kPhasesH = kStrideH, kStepH = kPhasesH / common_divisor(kPhasesH, kDilationH);
-constexpr int kPhasesW = kStrideW, kStepW = kPhasesW / common_divisor(kPhasesW, kDilationW);
-
-// First tap that contributes to a coordinate of the padded image, or the number of taps if none does.
-__device__ __forceinline__ int first_tap(int at, int phases, int taps, int dilation) {
-  int tap = 0;
-  while (tap < taps && (at - tap * dilation) % phases) tap++;
-  return tap;
-}
+static const char* direct_forward(const Call& c) { return launch_direct<Forward>(c); }
 
 struct InputGradient : Product {
   static constexpr int kM = kGroupInputs;
-  const int group = plane / (kPhasesH * kPhasesW), phase_y = plane / kPhasesW % kPhasesH, phase_x = plane % kPhasesW;
-  const int tap_y = first_tap(phase_y + kPadTop, kPhasesH, kKernelH, kDilationH);
-  const int tap_x = first_tap(phase_x + kPadLeft, kPhasesW, kKernelW, kDilationW);
-  const int taps_h = (kKernelH - tap_y + kStepH - 1) / kStepH, taps_w = (kKernelW - tap_x + kStepW - 1) / kStepW;
-  const u32 first = 0, end = kGroupOutputs * taps_h * taps_w;
+  const u32 first = 0, end = kGroupOutputs * kKernelArea;
 
-  static __host__ __device__ i64 height(const Call& c) { return (c.height + kPhasesH - 1) / kPhasesH; }
-  static __host__ __device__ i64 width(const Call& c) { return (c.width + kPhasesW - 1) / kPhasesW; }
-  static __host__ __device__ i64 columns(const Call& c) { return c.batch * height(c) * width(c); }
-  static i64 planes(const Call&) { return i64(kGroups) * kPhasesH * kPhasesW; }
+  static __host__ __device__ i64 columns(const Call& c) { return c.batch * c.height * c.width; }
+  static i64 planes(const Call&) { return kGroups; }
   __device__ Row row(u32 k) const {
-    const int3 tap = pixel_at(k, taps_h, taps_w);  // tap of the phase; z is the output channel
-    const int y = tap.y * (kStepH * kDilationH / kPhasesH), x = tap.x * (kStepW * kDilationW / kPhasesW);
-    const i64 channel = group * kGroupOutputs + tap.z;
-    const i64 a = channel * kFilter + (tap_y + tap.y * kStepH) * kKernelW + tap_x + tap.x * kStepW;
-    return {k < end, a, in_y(c, 0, channel, -y, -x), -y, -x};
+    const int3 tap = pixel_at(k, kKernelH, kKernelW);  // z is the output channel
+    const int y = -tap.y * kDilationH, x = -tap.x * kDilationW;
+    const i64 channel = plane * kGroupOutputs + tap.z;
+    return {k < end, channel * kFilter + k % kKernelArea, in_y(c, 0, channel, y, x), y, x};
   }
   __device__ Column column(u32 n) const {
-    const int3 p = pixel_at(n, height(c), width(c));
-    const int v = p.y * kPhasesH + phase_y, y = (v + kPadTop - tap_y * kDilationH) / kPhasesH;
-    const int u = p.x * kPhasesW + phase_x, x = (u + kPadLeft - tap_x * kDilationW) / kPhasesW;
-    float* to = v < c.height && u < c.width ? c.x + in_x(c, p.z, group * kGroupInputs, v, u) : nullptr;
-    return {c.y + in_y(c, p.z, 0, y, x), y, x, to, c.x_channel};
+    const int3 p = pixel_at(n, c.height, c.width);
+    const int y = p.y + kPadTop, x = p.x + kPadLeft;
+    return {c.y + in_y(c, p.z, 0, y, x), y, x, c.x + in_x(c, p.z, plane * kGroupInputs, p.y, p.x), c.x_channel};
   }
   __device__ float a(Row row, u32 m) const { return c.w[row.a + i64(m) * kKernelArea]; }
   __device__ float b(Row row, Column at) const {
-    const float* from = at.b + row.b;
-    return u32(at.y + row.y) < c.out_height && u32(at.x + row.x) < c.out_width ? *from : 0.f;
+    return read_y(at.b + row.b, at.y + row.y, at.x + row.x);
+  }
+  // y at a position of the input; 0 where the taps skip it. `at` is its address if the strides are 1.
+  __device__ float read_y(const float* at, int y, int x) const {
+    const int v = y / kStrideH, u = x / kStrideW;
+    if (y % kStrideH || x % kStrideW || u32(v) >= c.out_height || u32(u) >= c.out_width) return 0.f;
+    return at[in_y(c, 0, 0, v - y, u - x)];
   }
 };
 
-static const char* direct_input_gradient(const Call& c) {
-  return launch_direct<InputGradient>(c);
-}
+static const char* direct_input_gradient(const Call& c) { return launch_direct<InputGradient>(c); }
 
 struct WeightGradient : Product {
   static constexpr int kM = kGroupOutputs, kLanes = kFilter < 128 && kSlice < 1 << 20 ? 8 : 128, kShares = 128 / kLanes;
@@ -318,19 +295,19 @@ struct FastDivisor {
   u32 multiplier;
   u32 shift;
 
-  __device__ __forceinline__ u32 quotient(u32 dividend) const {
+  DEVICE u32 quotient(u32 dividend) const {
     return divisor == 1 ? dividend : __umulhi(dividend, multiplier) >> shift;
   }
 };
 
 // Special registers, read again at each call. Values that an epilogue derives from them cannot be kept live across the
 // main loop, where every register is an accumulator.
-__device__ __forceinline__ u32 fresh_thread() {
+DEVICE u32 fresh_thread() {
   u32 v;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(v));
   return v;
 }
-__device__ __forceinline__ u32 fresh_block_x() {
+DEVICE u32 fresh_block_x() {
   u32 v;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(v));
   return v;
@@ -338,28 +315,24 @@ __device__ __forceinline__ u32 fresh_block_x() {
 
 // Returns the pointer with its origin hidden from the compiler, which could otherwise turn a chain of additions back
 // into multiples of the stride, computed on the FP32 pipe.
-__device__ __forceinline__ const float* opaque(const float* pointer) {
+DEVICE const float* opaque(const float* pointer) {
   asm volatile("" : "+l"(pointer));
   return pointer;
 }
 
-__device__ __forceinline__ const float* add_bytes(const float* pointer, i64 bytes) {
+DEVICE const float* add_bytes(const float* pointer, i64 bytes) {
   return reinterpret_cast<const float*>(reinterpret_cast<const char*>(pointer) + bytes);
 }
-__device__ __forceinline__ float* add_bytes(float* pointer, i64 bytes) {
+DEVICE float* add_bytes(float* pointer, i64 bytes) {
   return reinterpret_cast<float*>(reinterpret_cast<char*>(pointer) + bytes);
 }
 
-__device__ __forceinline__ float4 load4(const float* from) {
-  return *reinterpret_cast<const float4*>(from);
-}
-__device__ __forceinline__ void store4(float* to, float4 v) {
-  *reinterpret_cast<float4*>(to) = v;
-}
+DEVICE float4 load4(const float* from) { return *reinterpret_cast<const float4*>(from); }
+DEVICE void store4(float* to, float4 v) { *reinterpret_cast<float4*>(to) = v; }
 
 // Stores four floats to global memory in one instruction. PTX, because the compiler prefers four scalar stores, with
 // four times the memory transactions, to moving accumulators into neighbouring registers.
-__device__ __forceinline__ void store4_global(float* to, float a, float b, float c, float d) {
+DEVICE void store4_global(float* to, float a, float b, float c, float d) {
   asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
 
@@ -392,27 +365,27 @@ struct SourcePart {
   int read_first, read_end;
 };
 
-__device__ __forceinline__ void load_vector(const float* from, float* to) {
+DEVICE void load_vector(const float* from, float* to) {
   const float4 v = *reinterpret_cast<const float4*>(from);
   to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
 }
 
 // Loads data that is read once, bypassing L1.
-__device__ __forceinline__ void load_stream(const float* from, float* to) {
+DEVICE void load_stream(const float* from, float* to) {
   const float4 v = __ldcg(reinterpret_cast<const float4*>(from));
   to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
 }
 
 // Predicated store. With an `if`, the compiler would move all computations of the value into its branch, and the loads
 // of several such stores could not overlap.
-__device__ __forceinline__ void store_vector_if(bool wanted, float* to, const float* from) {
+DEVICE void store_vector_if(bool wanted, float* to, const float* from) {
   asm volatile("{.reg .pred p; setp.ne.s32 p, %5, 0; @p st.global.v4.f32 [%0], {%1, %2, %3, %4};}" ::"l"(to),
                "f"(from[0]), "f"(from[1]), "f"(from[2]), "f"(from[3]), "r"(int(wanted))
                : "memory");
 }
 
 // Predicated load of four floats that no thread of the launch writes. Leaves `to` unchanged if not wanted.
-__device__ __forceinline__ void load4_if(bool wanted, const float* from, float* to) {
+DEVICE void load4_if(bool wanted, const float* from, float* to) {
   asm volatile("{.reg .pred p; setp.ne.s32 p, %5, 0; @p ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];}"
                : "+f"(to[0]), "+f"(to[1]), "+f"(to[2]), "+f"(to[3])
                : "l"(from), "r"(int(wanted)));
@@ -447,7 +420,7 @@ struct NonfusedFilterParams {
 struct F45 {
   static constexpr int kM = 4, kLongest = 5, kPoints = 8;
   // 8 from 8 in 22 operations (8 add, 0 mul, 14 fma), depth 4.
-  static __device__ __forceinline__ void input(const float* x, float* y) {
+  static DEVICE void input(const float* x, float* y) {
     const float t0 = x[4] - x[2], t1 = x[0] - x[6];
     y[0] = fmaf(t0, 5.25f, t1);
     const float t2 = x[2] + x[6], t3 = fmaf(x[4], -5.0f, t2), t4 = fmaf(x[4], 0.75f, t3), t5 = x[1] + x[5];
@@ -461,7 +434,7 @@ struct F45 {
     y[7] = fmaf(t12, 5.25f, t13);
   }
   // 4 from 8 in 16 operations (10 add, 0 mul, 6 fma), depth 4.
-  static __device__ __forceinline__ void output(const float* x, float* y) {
+  static DEVICE void output(const float* x, float* y) {
     const float t0 = x[1] + x[2], t1 = x[0] + t0, t2 = x[3] + x[4], t3 = x[5] + x[6], t4 = t2 + t3;
     y[0] = t1 + t4;
     const float t5 = x[3] - x[4], t6 = x[5] - x[6], t7 = x[1] - x[2], t8 = fmaf(t6, 0.5f, t7);
@@ -472,7 +445,7 @@ struct F45 {
     y[3] = fmaf(t5, 8.0f, t11);
   }
   // 8 from 5 in 18 operations (3 add, 3 mul, 12 fma), depth 4.
-  static __device__ __forceinline__ void weights(const float* x, float* y) {
+  static DEVICE void weights(const float* x, float* y) {
     const float t0 = x[1] + x[3], t1 = x[0] + x[2], t2 = x[4] + t1, t3 = t2 * -0.22222222f;
     y[1] = fmaf(t0, -0.22222222f, t3), y[2] = fmaf(t0, 0.22222222f, t3);
     const float t4 = fmaf(x[3], 4.0f, x[1]), t5 = x[0] * 0.0027777778f, t6 = fmaf(x[2], 0.011111111f, t5);
@@ -483,7 +456,7 @@ struct F45 {
     y[5] = fmaf(t8, 0.044444446f, t11), y[6] = fmaf(t8, -0.044444446f, t11), y[0] = x[0], y[7] = x[4];
   }
   // 8 from 4 in 12 operations (4 add, 0 mul, 8 fma), depth 2.
-  static __device__ __forceinline__ void spread(const float* x, float* y) {
+  static DEVICE void spread(const float* x, float* y) {
     const float t0 = x[0] + x[2], t1 = x[1] + x[3];
     y[1] = t0 + t1, y[2] = t0 - t1;
     const float t2 = fmaf(x[3], 4.0f, x[1]), t3 = fmaf(x[2], 4.0f, x[0]);
@@ -492,7 +465,7 @@ struct F45 {
     y[5] = fmaf(t4, 0.125f, t5), y[6] = fmaf(t4, -0.125f, t5), y[0] = x[0], y[7] = x[3];
   }
   // 5 from 8 in 21 operations (6 add, 3 mul, 12 fma), depth 4.
-  static __device__ __forceinline__ void collect(const float* x, float* y) {
+  static DEVICE void collect(const float* x, float* y) {
     const float t0 = x[5] + x[6], t1 = x[1] + x[2], t2 = x[3] + x[4], t3 = fmaf(t2, 0.0027777778f, x[0]);
     const float t4 = fmaf(t1, -0.22222222f, t3);
     y[0] = fmaf(t0, 0.35555556f, t4);
@@ -520,7 +493,7 @@ struct F45x2 : F45 {
 
 struct WeightTransform {
   // Taps of one segment along W, transformed along H.
-  static __device__ __forceinline__ void along_h(const NonfusedFilterParams& p, const float* w, const TapPart& h,
+  static DEVICE void along_h(const NonfusedFilterParams& p, const float* w, const TapPart& h,
                                                  const TapPart& class_w, int segment,
                                                  float (&t)[F45::kPoints][F45Nested::kLongest]) {
     const int first = segment * F45Nested::kM;
@@ -537,7 +510,7 @@ struct WeightTransform {
     }
   }
 
-  static __device__ __forceinline__ void store(float* to, int next_point, const float* points) {
+  static DEVICE void store(float* to, int next_point, const float* points) {
     UNROLL for (int point = 0; point < F45Nested::kPoints; point++) to[point * next_point] = points[point];
   }
 };
@@ -551,8 +524,7 @@ __global__ void __launch_bounds__(256, 1) winograd_nonfused_filter(const __grid_
   const TapPart& w = p.tap_class_w;
   const int next_w = kChannelChunk * p.k_tile;  // between points of W
   const i64 plane = i64(F45Nested::kPoints) * next_w;   // one chunk
-  const i64 slice = i64(p.chunks) * 3 * plane;
-  const i64 next_point = i64(slice);
+  const i64 slice = i64(p.chunks) * 3 * plane, next_point = i64(slice);
   float* u = p.u + (i64(group) + k_tile) * slice + in_chunk * p.k_tile;
 
   for (int in_tile = threadIdx.x % 32; in_tile < p.k_tile; in_tile += 32) {
@@ -622,8 +594,7 @@ winograd_nonfused_input(const __grid_constant__ NonfusedInputParams p) {
     const int unit = u32(column) / 3, phase_w = column - unit * 3;
     const int q = unit * 8 + piece * F45Nested::kM + item % F45Nested::kM;
 
-    const int step_h = 2;
-    const int at_w = w.read_first + (phase_w + 3 * q);
+    const int step_h = 2, at_w = w.read_first + (phase_w + 3 * q);
     int at_h = h.read_first + phase_h + step_h * tile * F45::kM;
     const float* from = p.source + image * p.source_batch +
         (i64(group) * p.source_channels.divisor + channel) * p.source_channel +
@@ -699,7 +670,7 @@ struct NonfusedGemm {
     const float *read_v, *read_u;
     int parity = 0;  // the buffers that are read
 
-    __device__ __forceinline__ explicit Buffers(float* shared) {
+    DEVICE explicit Buffers(float* shared) {
       const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
       float* u = shared + 2 * kChunkV + warp * kChunkU;
       v = shared, read_v = v + warp * kU + lane % kLanesU * 4;
@@ -713,23 +684,22 @@ struct NonfusedGemm {
     const float* from;
     float4 u[kWeightVectors];
 
-    __device__ __forceinline__ void begin_tile(const NonfusedGemmParams& p, int chunks) {
+    DEVICE void begin_tile(const NonfusedGemmParams& p, int chunks) {
       const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-      const u32 rest = tile;
-      const u32 hg = p.column_tiles.quotient(rest);
+      const u32 hg = p.column_tiles.quotient(tile);
       from = p.u + i64(hg) * chunks * kPoints * kChunkU + warp * kChunkU + lane * 4;
       chunks_left = chunks;
     }
 
-    __device__ __forceinline__ void advance(const NonfusedGemmParams& p, int chunks) {
+    DEVICE void advance(const NonfusedGemmParams& p, int chunks) {
       from += kPoints * kChunkU;
       if (--chunks_left) return;
       if (tile + gridDim.x < p.tiles) tile += gridDim.x;
       begin_tile(p, chunks);
     }
 
-    __device__ __forceinline__ void load(int number) { u[number] = load4(from + number * 128); }
-    __device__ __forceinline__ void store(float* to, int number) { store4(to + number * 128, u[number]); }
+    DEVICE void load(int number) { u[number] = load4(from + number * 128); }
+    DEVICE void store(float* to, int number) { store4(to + number * 128, u[number]); }
   };
 
   // This lane's columns of the next chunk, between global memory and the other V buffer (transformed).
@@ -739,10 +709,9 @@ struct NonfusedGemm {
     u32 at[kOwnStrips];
     float v[kTasks][kInputs + kNested][kVector];
 
-    __device__ __forceinline__ void begin_tile(const NonfusedGemmParams& p, int chunks) {
+    DEVICE void begin_tile(const NonfusedGemmParams& p, int chunks) {
       const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-      const u32 rest = tile;
-      const u32 hg = p.column_tiles.quotient(rest), column_tile = rest - hg * p.column_tiles.divisor;
+      const u32 hg = p.column_tiles.quotient(tile), column_tile = tile - hg * p.column_tiles.divisor;
       const u32 strip = warp % kStrips;
       // Columns past the end repeat the last one and are not written.
       const u32 n = min(column_tile * kU + strip * 32 + lane, u32(p.columns - 1));
@@ -752,7 +721,7 @@ struct NonfusedGemm {
     }
 
     // Moves to the next chunk. Past the last tile that tile is loaded once more, unused.
-    __device__ __forceinline__ void advance(const NonfusedGemmParams& p, int chunks) {
+    DEVICE void advance(const NonfusedGemmParams& p, int chunks) {
       loaded_kind = kind;
       if (--chunks_left == 0) {
         if (tile + gridDim.x < p.tiles) tile += gridDim.x;
@@ -770,9 +739,9 @@ struct NonfusedGemm {
       at[0] += by;
     }
 
-    static __device__ __forceinline__ int task(int number) { return threadIdx.x / 32 + number * kPoints; }
+    static DEVICE int task(int number) { return threadIdx.x / 32 + number * kPoints; }
 
-    __device__ __forceinline__ void load(const NonfusedGemmParams& p, int number) {
+    DEVICE void load(const NonfusedGemmParams& p, int number) {
       if (kTaskCount % kPoints && number == kTasks - 1 && task(number) >= kTaskCount) return;
       const float* from = p.x + (at[number % kOwnStrips] + u32(task(number) / kStrips) * p.channel_stride);
       // Vectors 1 and 2 are the middle tile; its left neighbour has 0 and 1, its right one 2 and 3.
@@ -781,7 +750,7 @@ struct NonfusedGemm {
       load4_if(kind != 0, from + (kind == 2 ? p.part_stride + 12 : 0), v[number][2]);
     }
 
-    __device__ __forceinline__ void store(float* to, int number) {
+    DEVICE void store(float* to, int number) {
       if (kTaskCount % kPoints && number == kTasks - 1 && task(number) >= kTaskCount) return;
       float in[kInputs * kVector], out[kPoints];
       UNROLL for (int i = 0; i < kVector; i++) {
@@ -797,7 +766,7 @@ struct NonfusedGemm {
 
   // One half of a chunk: four outer products.
   template <int kSet, class Beside>
-  static __device__ __forceinline__ void multiply(Accumulators& c, const float* u, const float* v, Beside beside) {
+  static DEVICE void multiply(Accumulators& c, const float* u, const float* v, Beside beside) {
     UNROLL for (int step = 0; step < 4; step++) {
       float row[8], column[8];
       load_vector(u + step * kK, row), load_vector(u + step * kK + kK / 2, row + 4);
@@ -812,7 +781,7 @@ struct NonfusedGemm {
   // cursors advance between the two halves: their branches keep the compiler from using loaded values too early. Loads
   // are spread out: a burst would fill the queues of L1 and delay the loads from shared memory.
   template <int kSet>
-  static __device__ __forceinline__ void multiply_chunk(Accumulators& c, Columns& columns, Weights& weights,
+  static DEVICE void multiply_chunk(Accumulators& c, Columns& columns, Weights& weights,
                                                         const NonfusedGemmParams& p, int chunks, Buffers& buffers) {
     const float* v = buffers.read_v + buffers.parity * kChunkV;
     const float* u = buffers.read_u + buffers.parity * kPoints * kChunkU;
@@ -836,8 +805,7 @@ struct NonfusedGemm {
 
   // Exchanges the accumulators of one set through shared memory, applies the inverse along W, and stores to Y.
   template <int kSet>
-  static __device__ __forceinline__ void write(const Accumulators& c, const NonfusedGemmParams& p, float* exchange,
-                                               int tile) {
+  static DEVICE void write(const Accumulators& c, const NonfusedGemmParams& p, float* exchange, int tile) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, lane_k = lane / kLanesU, lane_u = lane % kLanesU;
     const u32 rest = tile;
     const u32 hg = p.column_tiles.quotient(rest), column_tile = rest - hg * p.column_tiles.divisor;
@@ -1032,7 +1000,7 @@ constexpr int kChunk = 8;             // tiles multiplied between two barriers
 constexpr int kFirstFlush = 1 << 20;  // marks the first flush
 constexpr int kMaxWarps = 16;
 
-struct WinogradWgradParams {
+struct WgradParams {
   const float* x;
   const float* dy;
   float* partial;       // [slice * kSplit][group][channel tile][product][segment][point][kTileK][kTileC]
@@ -1040,7 +1008,6 @@ struct WinogradWgradParams {
   i64 x_next_row, dy_next_row;                               // bytes between rows of a tile
   i64 x_next_channel, dy_next_channel;                       // bytes between channels of a warp
   i64 x_first_h, x_first_w;        // elements from x to position 0, by class of taps
-  int read_first_h, read_first_w;  // rows and columns
   int x_row, x_column, dy_row, dy_column;                    // elements between lattice positions
   int height, width;                                         // of x, as far as any output reads it
   int count_h, count_w;                                      // outputs
@@ -1055,7 +1022,7 @@ struct WgradTile {
   static constexpr int kTileK = 64, kTileC = 32, kWarpsPass = 2, kLanesK = 8, kLanesC = 4, kThreadK = 8, kThreadC = 8;
 };
 
-struct WinogradWgradSizes {
+struct WgradSizes {
   static constexpr int kProducts = 8, kPasses = 2;
   // Rows of x that a product needs: 0, 2, 4, ... for the point 0, 1, 3, 5, ... for infinity, 1, 2, 3, ... for others.
   static constexpr int kRowsX = 6, kWarps = 16, kThreads = 512, kSteps = 8, kBeyond = 2, kOperandD = 4096;
@@ -1069,7 +1036,7 @@ struct WinogradWgradSizes {
 
 // Row `point` of the matrix of a transform, computed from unit vectors (constants, once compiled).
 template <int kInputs, bool kSpread>
-__device__ __forceinline__ void coefficients(int point, float* row) {
+DEVICE void coefficients(int point, float* row) {
   UNROLL for (int n = 0; n < kInputs; n++) {
     float unit[kInputs], values[F45::kPoints];
     UNROLL for (int i = 0; i < kInputs; i++) unit[i] = i == n ? 1.f : 0.f;
@@ -1082,26 +1049,26 @@ __device__ __forceinline__ void coefficients(int point, float* row) {
 }
 
 // Work of a block. Decoded from the special register wherever it is needed: the accumulators need the registers.
-struct WinogradWgradBlock {
+struct WgradBlock {
   int product, slice;
 
-  __device__ __forceinline__ explicit WinogradWgradBlock(const WinogradWgradParams& p) {
-    const u32 number = fresh_block_x(), pair = number / WinogradWgradSizes::kProducts;
+  DEVICE explicit WgradBlock(const WgradParams& p) {
+    const u32 number = fresh_block_x(), pair = number / WgradSizes::kProducts;
     const u32 above = pair, run = above;
-    product = number % WinogradWgradSizes::kProducts;
+    product = number % WgradSizes::kProducts;
     slice = run;
   }
 
-  __device__ __forceinline__ int first_row(const WinogradWgradParams& p) const {
+  DEVICE int first_row(const WgradParams& p) const {
     return int(i64(p.rows) * slice / p.slices);
   }
-  __device__ __forceinline__ int end_row(const WinogradWgradParams& p) const {
+  DEVICE int end_row(const WgradParams& p) const {
     return int(i64(p.rows) * (slice + 1) / p.slices);
   }
 };
 
 // A row of tiles, the same for all threads of a block. In shared memory, one for each of two successive rows.
-struct WinogradWgradRow {
+struct WgradRow {
   const float *x, *dy;  // first row of the tiles, of the block's first channels
   int phase;            // first phase along W
   u32 rows;             // bit n: row n of dy, bit 8 + n: row n of x is inside the image and counts
@@ -1110,9 +1077,9 @@ struct WinogradWgradRow {
 };
 
 // State of a block in shared memory, behind its buffers.
-struct WinogradWgradState {
+struct WgradState {
   float of_dy[4], of_x[8];  // factors of the block's product along H
-  WinogradWgradRow row[2];
+  WgradRow row[2];
   int x_from, x_step;                         // first row of x that the product needs, and distance to the next
   i64 x_next_row;                             // that distance in bytes
   int end_row;                                // of the block
@@ -1120,11 +1087,11 @@ struct WinogradWgradState {
 };
 
 // Stages 1 and 2 of a block: loops over its chunks and leaves transformed operands in shared memory.
-struct WinogradWgradLoader {
+struct WgradLoader {
   static constexpr int kRowsD = 4, kRowsX = 6;
 
-  const WinogradWgradParams& p;
-  WinogradWgradState& state;
+  const WgradParams& p;
+  WgradState& state;
   float* staged;  // target of stage 1
   u32 more;       // bit i: item i of dy, bit 16 + i: item i of x is not the last that has a channel
 
@@ -1132,19 +1099,17 @@ struct WinogradWgradLoader {
   int row, tile;
   const float *x_at, *dy_at;  // its address, of the current channel
   u32 mask;
-  float dy_loaded[WinogradWgradSizes::kItemsD][kRowsD], x_loaded[WinogradWgradSizes::kItemsX][kRowsX];
+  float dy_loaded[WgradSizes::kItemsD][kRowsD], x_loaded[WgradSizes::kItemsX][kRowsX];
 
-  __device__ __forceinline__ WinogradWgradLoader(const WinogradWgradParams& params, WinogradWgradState& shared_state,
-                                                 float* scratch)
+  DEVICE WgradLoader(const WgradParams& params, WgradState& shared_state, float* scratch)
       : p(params), state(shared_state), tile(0) {
-    const WinogradWgradBlock block(p);
-    const int warp = threadIdx.x / 32;
-    const int left_d = min(WgradTile::kTileK, 64) - 1 - warp;
+    const WgradBlock block(p);
+    const int warp = threadIdx.x / 32, left_d = min(WgradTile::kTileK, 64) - 1 - warp;
     const int left_x = min(WgradTile::kTileC, 32) - 1 - warp;
     more = 0;
     UNROLL for (int item = 0; item < 16; item++) {
-      more |= u32((item + 1) * WinogradWgradSizes::kWarps <= left_d) << item;
-      more |= u32((item + 1) * WinogradWgradSizes::kWarps <= left_x) << (16 + item);
+      more |= u32((item + 1) * WgradSizes::kWarps <= left_d) << item;
+      more |= u32((item + 1) * WgradSizes::kWarps <= left_x) << (16 + item);
     }
     row = block.first_row(p);
     if (threadIdx.x % 32 == 0) {
@@ -1171,14 +1136,14 @@ struct WinogradWgradLoader {
     __syncthreads();
   }
 
-  static __device__ __forceinline__ bool steps_of_two(const float* of_x) {
+  static DEVICE bool steps_of_two(const float* of_x) {
     return F45::kPoints > 2 && (of_x[1] == 0.f || of_x[2] == 0.f);
   }
 
   // Decodes `row` = ((image * phases + phase) * tiles + tile along H) * outer phases + outer phase along W.
-  __device__ __forceinline__ void aim_row() {
-    const WinogradWgradBlock block(p);
-    WinogradWgradRow& to = state.row[row & 1];
+  DEVICE void aim_row() {
+    const WgradBlock block(p);
+    WgradRow& to = state.row[row & 1];
     const u32 above = row, column = p.tiles_h.quotient(above);
     const int image = u32(column) / 2;
     to.phase = 0;
@@ -1191,11 +1156,11 @@ struct WinogradWgradLoader {
     to.beyond = row >= state.end_row;
     u32 rows = 0;
     UNROLL for (int n = 0; n < kRowsD; n++) rows |= u32(first + n * 2 < p.count_h && state.of_dy[n] != 0.f) << n;
-    rows |= rows_inside(x_first, p.read_first_h);
+    rows |= rows_inside(x_first, -2);
     to.rows = to.beyond ? 0 : rows;
   }
 
-  __device__ __forceinline__ u32 rows_inside(int x_first, int read_first) const {
+  DEVICE u32 rows_inside(int x_first, int read_first) const {
     u32 found = 0;
     UNROLL for (int n = 0; n < kRowsX; n++) {
       const int at = read_first + (x_first + n * state.x_step * 2);
@@ -1205,28 +1170,28 @@ struct WinogradWgradLoader {
   }
 
   // Lattice position along W of element j of block number `number`, in the first of the row's phases.
-  __device__ __forceinline__ int position(int number, int j) const {
+  DEVICE int position(int number, int j) const {
     const int unit = u32(number) / 3;
     return number - unit * 3 + 3 * (4 * unit + j);
   }
 
-  __device__ __forceinline__ bool column_inside(int read_first, int at) const {
+  DEVICE bool column_inside(int read_first, int at) const {
     return u32(read_first + at) < u32(p.width);
   }
 
-  __device__ __forceinline__ void aim_chunk() {
-    const WinogradWgradRow& at = state.row[row & 1];
+  DEVICE void aim_chunk() {
+    const WgradRow& at = state.row[row & 1];
     const u32 thread = fresh_thread();
     const int here = at.phase + position(tile + thread % 32 / 4, thread % 4);
-    const int x_here = here + WinogradWgradSizes::kBeyond * 4 * 3;
+    const int x_here = here + WgradSizes::kBeyond * 4 * 3;
     dy_at = at.dy + state.dy_warp[thread / 32] + i64(here) * p.dy_column;
     mask = here < p.count_w ? at.rows & 0xff : 0;
     x_at = at.x + state.x_warp[thread / 32] + i64(x_here) * p.x_column;
-    mask |= column_inside(p.read_first_w, x_here) ? at.rows & 0xff00 : 0;
+    mask |= column_inside(-4, x_here) ? at.rows & 0xff00 : 0;
   }
 
   // Moves to the next chunk. All threads see a new row after the next barrier.
-  __device__ __forceinline__ void advance() {
+  DEVICE void advance() {
     tile += kChunk;
     if (tile >= p.tiles) {
       tile = 0;
@@ -1236,7 +1201,7 @@ struct WinogradWgradLoader {
   }
 
   template <int kRows>
-  static __device__ __forceinline__ void load_rows(const float* at, i64 step, u32 inside, float* loaded) {
+  static DEVICE void load_rows(const float* at, i64 step, u32 inside, float* loaded) {
     UNROLL for (int n = 0; n < kRows; n++) {
       loaded[n] = (inside >> n & 1) ? __ldg(at) : 0.f;
       at = opaque(add_bytes(at, step));
@@ -1244,26 +1209,25 @@ struct WinogradWgradLoader {
   }
 
   // One position of channel number c of the tile.
-  __device__ __forceinline__ void load_x(int c, int here, float* loaded) const {
-    const WinogradWgradRow& at = state.row[row & 1];
+  DEVICE void load_x(int c, int here, float* loaded) const {
+    const WgradRow& at = state.row[row & 1];
     const int first = 0;
     c = min(c, 32 - first - 1);
     const float* from = at.x + i64(here) * p.x_column;
     u32 inside;
     from += c * p.x_channel;
-    inside = column_inside(p.read_first_w, here) ? at.rows : 0;
+    inside = column_inside(-4, here) ? at.rows : 0;
     load_rows<6>(from, state.x_next_row, inside >> 8, loaded);
   }
 
   // The first blocks of a chunk are the last ones of the chunk before; at the beginning of a row they are loaded.
-  __device__ __forceinline__ void head(const float* before) const {
+  DEVICE void head(const float* before) const {
     const u32 thread = fresh_thread();
-    const int blocks = WinogradWgradSizes::kBeyond * 3;
-    const u32 c = thread / 4 / WinogradWgradSizes::kHeadBlocks, j = thread % 4;
-    const u32 to = WinogradWgradSizes::kStagedD + c * WinogradWgradSizes::kPitchX + j;
+    const int blocks = WgradSizes::kBeyond * 3;
+    const u32 c = thread / 4 / WgradSizes::kHeadBlocks, j = thread % 4;
+    const u32 to = WgradSizes::kStagedD + c * WgradSizes::kPitchX + j;
 #pragma unroll 1
-    for (int number = thread / 4 % WinogradWgradSizes::kHeadBlocks; number < blocks; number +=
-        WinogradWgradSizes::kHeadBlocks) {
+    for (int number = thread / 4 % WgradSizes::kHeadBlocks; number < blocks; number += WgradSizes::kHeadBlocks) {
       if (c >= WgradTile::kTileC) break;
       float value;
       if (tile > 0) {
@@ -1279,15 +1243,15 @@ struct WinogradWgradLoader {
   }
 
   // Stage 1 in batches of items, evenly distributed, dy and x alternating if there are fewer items than batches.
-  static __device__ __forceinline__ constexpr int first_d(int batch) {
-    return WinogradWgradSizes::kItemsD * batch / WinogradWgradSizes::kBatches;
+  static DEVICE constexpr int first_d(int batch) {
+    return WgradSizes::kItemsD * batch / WgradSizes::kBatches;
   }
-  static __device__ __forceinline__ constexpr int first_x(int batch) {
-    return (WinogradWgradSizes::kItemsX * batch + WinogradWgradSizes::kBatches - 2) / WinogradWgradSizes::kBatches;
+  static DEVICE constexpr int first_x(int batch) {
+    return (WgradSizes::kItemsX * batch + WgradSizes::kBatches - 2) / WgradSizes::kBatches;
   }
 
   // First half: loads.
-  __device__ __forceinline__ void load(int batch) {
+  DEVICE void load(int batch) {
     UNROLL for (int item = first_d(batch); item < first_d(batch + 1); item++) {
       load_rows<4>(dy_at, p.dy_next_row, mask, dy_loaded[item]);
       if (more >> item & 1) dy_at = add_bytes(dy_at, p.dy_next_channel);
@@ -1300,23 +1264,23 @@ struct WinogradWgradLoader {
 
   // Second half: the product of the H transform, into `staged`. The quads of a row of dy are permuted by channel, and
   // rows of x have an odd number of quads, so that stage 2, with channels as lanes, reads both without bank conflicts.
-  __device__ __forceinline__ void combine(int batch) const {
+  DEVICE void combine(int batch) const {
     const u32 thread = fresh_thread(), lane = thread % 32, warp = thread / 32;
     float of_dy[4], of_x[8];
     fragment(state.of_dy, 1, of_dy);
     fragment(state.of_x, (kRowsX + 3) / 4, of_x);
     UNROLL for (int item = first_d(batch); item < first_d(batch + 1); item++) {
-      const u32 k = warp + item * WinogradWgradSizes::kWarps;
+      const u32 k = warp + item * WgradSizes::kWarps;
       staged[k * 4 * kChunk + (lane ^ (k % 8 * 4))] = dot<4>(of_dy, dy_loaded[item]);
     }
-    float* const to = staged + WinogradWgradSizes::kStagedD + WinogradWgradSizes::kBeyond * 3 * 4 + lane;
+    float* const to = staged + WgradSizes::kStagedD + WgradSizes::kBeyond * 3 * 4 + lane;
     UNROLL for (int item = first_x(batch); item < first_x(batch + 1); item++) {
-      const u32 c = warp + item * WinogradWgradSizes::kWarps;
-      to[c * WinogradWgradSizes::kPitchX] = dot<6>(of_x, x_loaded[item]);
+      const u32 c = warp + item * WgradSizes::kWarps;
+      to[c * WgradSizes::kPitchX] = dot<6>(of_x, x_loaded[item]);
     }
   }
 
-  static __device__ __forceinline__ void fragment(const float* at, int quads, float* values) {
+  static DEVICE void fragment(const float* at, int quads, float* values) {
     UNROLL for (int i = 0; i < quads; i++) {
       const float4 v = load4(at + 4 * i);
       values[4 * i] = v.x, values[4 * i + 1] = v.y, values[4 * i + 2] = v.z, values[4 * i + 3] = v.w;
@@ -1324,17 +1288,17 @@ struct WinogradWgradLoader {
   }
 
   template <int kRows>
-  static __device__ __forceinline__ float dot(const float* a, const float* b) {
+  static DEVICE float dot(const float* a, const float* b) {
     float sum = a[0] * b[0];
     UNROLL for (int n = 1; n < kRows; n++) sum = fmaf(a[n], b[n], sum);
     return sum;
   }
 
   // Stage 2, one round: a tile of one channel per thread, dy in the first rounds, then x.
-  __device__ __forceinline__ void transform(int round, const float* from, float* operands, float& bias) const {
+  DEVICE void transform(int round, const float* from, float* operands, float& bias) const {
     const u32 thread = fresh_thread();
     if (round < 1) {
-      const u32 task = thread + round * WinogradWgradSizes::kThreads;
+      const u32 task = thread + round * WgradSizes::kThreads;
       const u32 k = task % WgradTile::kTileK, u = task / WgradTile::kTileK;
       float dy_tile[4], d[F45x2::kPoints];
       fragment(from + k * 4 * kChunk + (u ^ k % 8) * 4, 1, dy_tile);
@@ -1343,31 +1307,30 @@ struct WinogradWgradLoader {
       bias += d[1];
       return;
     }
-    const u32 task = thread + (round - 1) * WinogradWgradSizes::kThreads;
+    const u32 task = thread + (round - 1) * WgradSizes::kThreads;
     const u32 c = task % WgradTile::kTileC, u = task / WgradTile::kTileC % kChunk,
         segment = task / (WgradTile::kTileC * kChunk);
-    const float* at = from + WinogradWgradSizes::kStagedD + c * WinogradWgradSizes::kPitchX + (u + segment * 3) * 4;
+    const float* at = from + WgradSizes::kStagedD + c * WgradSizes::kPitchX + (u + segment * 3) * 4;
     float inputs[8], v[F45x2::kPoints];
     fragment(at, 1, inputs);
     fragment(at + 3 * 4, 1, inputs + 4);
     F45x2::input(inputs, v);
-    float* to = operands + WinogradWgradSizes::kOperandD + (segment * F45x2::kPoints * kChunk
-        + u) * WgradTile::kTileC + c;
+    float* to = operands + WgradSizes::kOperandD + (segment * F45x2::kPoints * kChunk + u) * WgradTile::kTileC + c;
     UNROLL for (int i = 0; i < F45x2::kPoints; i++) to[i * kChunk * WgradTile::kTileC] = v[i];
   }
 };
 
 // Stage 3: the accumulators of a thread, for one point of W and its segments.
-struct WinogradWgradSums {
+struct WgradSums {
   static constexpr int kPasses = 1;
   float sum[kPasses][WgradTile::kThreadK][WgradTile::kThreadC];
 
-  __device__ __forceinline__ void clear() {
+  DEVICE void clear() {
     UNROLL for (int i = 0; i < WgradTile::kThreadK; i++)
         UNROLL for (int j = 0; j < WgradTile::kThreadC; j++) sum[0][i][j] = 0.f;
   }
 
-  static __device__ __forceinline__ void fragment(const float* at, int quads, int apart, float* values) {
+  static DEVICE void fragment(const float* at, int quads, int apart, float* values) {
     UNROLL for (int i = 0; i < quads; i++) {
       const float4 v = load4(at + i * apart);
       values[4 * i] = v.x, values[4 * i + 1] = v.y, values[4 * i + 2] = v.z, values[4 * i + 3] = v.w;
@@ -1375,7 +1338,7 @@ struct WinogradWgradSums {
   }
 
   // d and v point at this thread's channels of one tile.
-  __device__ __forceinline__ void multiply_add(const float* d, const float* v) {
+  DEVICE void multiply_add(const float* d, const float* v) {
     float row[WgradTile::kThreadK], column[WgradTile::kThreadC];
     fragment(d, WgradTile::kThreadK / 4, WgradTile::kLanesK * 4, row);
     fragment(v, WgradTile::kThreadC / 4, WgradTile::kLanesC * 4, column);
@@ -1384,7 +1347,7 @@ struct WinogradWgradSums {
   }
 
   // Adds the sums to those of `partial`, or starts them.
-  __device__ __forceinline__ void flush(float* partial, bool begin) {
+  DEVICE void flush(float* partial, bool begin) {
     UNROLL for (int i = 0; i < WgradTile::kThreadK; i++) {
         float* at = partial + ((i / 4) * WgradTile::kLanesK * 4 + i % 4) * WgradTile::kTileC;
         UNROLL for (int j = 0; j < WgradTile::kThreadC; j += 4) {
@@ -1398,7 +1361,7 @@ struct WinogradWgradSums {
 };
 
 // Keeps the compiler from hoisting loads into spills. From sm_90 on the barrier takes registers, too many for 16 warps.
-__device__ __forceinline__ void keep_order() {
+DEVICE void keep_order() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #else
   __syncwarp();
@@ -1407,7 +1370,7 @@ __device__ __forceinline__ void keep_order() {
 
 // Step of a chunk in which a round of transforms runs: evenly distributed. On sm_90 eight points along H leave no
 // register for a round in the first step.
-__device__ __forceinline__ constexpr int step_of(int round, int rounds, int steps) {
+DEVICE constexpr int step_of(int round, int rounds, int steps) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
   return (round + 1) * steps / (rounds + 1);
 #else
@@ -1416,37 +1379,35 @@ __device__ __forceinline__ constexpr int step_of(int round, int rounds, int step
 }
 
 // A thread's channels within the block's tile, its point and its share of the tiles.
-struct WinogradWgradPlace {
+struct WgradPlace {
   u32 point, k, c, segment;
 
-  __device__ __forceinline__ explicit WinogradWgradPlace(u32 thread) {
+  DEVICE explicit WgradPlace(u32 thread) {
     const u32 lane = thread % 32, warp = thread / 32, part = warp / F45x2::kPoints;
     point = warp % F45x2::kPoints;
     k = lane % WgradTile::kLanesK * 4;
-    const u32 column = part;
     c = lane / WgradTile::kLanesK * 4;
-    segment = column * (F45x2::kSegments / WgradTile::kWarpsPass);
+    segment = part * (F45x2::kSegments / WgradTile::kWarpsPass);
   }
 };
 
 // Address of a thread's partial sums.
-__device__ __forceinline__ float* partial_of(const WinogradWgradParams& p) {
-  const WinogradWgradBlock block(p);
-  const WinogradWgradPlace place(fresh_thread());
-  const i64 run = (i64(block.slice));
-  const i64 product = run * WinogradWgradSizes::kProducts + block.product;
-  return p.partial + product * (WinogradWgradSizes::kPasses * F45x2::kPoints * WgradTile::kTileK * WgradTile::kTileC) +
+DEVICE float* partial_of(const WgradParams& p) {
+  const WgradBlock block(p);
+  const WgradPlace place(fresh_thread());
+  const i64 run = (i64(block.slice)), product = run * WgradSizes::kProducts + block.product;
+  return p.partial + product * (WgradSizes::kPasses * F45x2::kPoints * WgradTile::kTileK * WgradTile::kTileC) +
          ((place.segment * F45x2::kPoints + place.point) * WgradTile::kTileK + place.k) * WgradTile::kTileC + place.c;
 }
 
-__global__ void __launch_bounds__(512, 1) winograd_wgrad(const __grid_constant__ WinogradWgradParams p) {
+__global__ void __launch_bounds__(512, 1) winograd_wgrad(const __grid_constant__ WgradParams p) {
   extern __shared__ __align__(16) float shared[];
 
-  constexpr int kBuffer = WinogradWgradSizes::kOperands + WinogradWgradSizes::kStaged;
-  WinogradWgradLoader loader(p, *reinterpret_cast<WinogradWgradState*>(shared + 2 * kBuffer), shared);
+  constexpr int kBuffer = WgradSizes::kOperands + WgradSizes::kStaged;
+  WgradLoader loader(p, *reinterpret_cast<WgradState*>(shared + 2 * kBuffer), shared);
   int chunks;
   {
-    const WinogradWgradBlock block(p);
+    const WgradBlock block(p);
     chunks = (block.end_row(p) - block.first_row(p)) * ((p.tiles + kChunk - 1) / kChunk);
   }
 
@@ -1456,20 +1417,20 @@ __global__ void __launch_bounds__(512, 1) winograd_wgrad(const __grid_constant__
   float bias = 0.f;
 #pragma unroll 1
   for (int ahead = 0; ahead < 2; ahead++) {
-    loader.staged = shared + (ahead == odd ? 0 : kBuffer) + WinogradWgradSizes::kOperands;
+    loader.staged = shared + (ahead == odd ? 0 : kBuffer) + WgradSizes::kOperands;
     loader.aim_chunk();
-    UNROLL for (int batch = 0; batch < WinogradWgradSizes::kBatches; batch++) loader.load(batch), loader.combine(batch);
-    loader.head(shared + (odd ? kBuffer : 0) + WinogradWgradSizes::kOperands);
+    UNROLL for (int batch = 0; batch < WgradSizes::kBatches; batch++) loader.load(batch), loader.combine(batch);
+    loader.head(shared + (odd ? kBuffer : 0) + WgradSizes::kOperands);
     loader.advance();
     __syncthreads();
     if (ahead == 0) {
       UNROLL for (int round = 0; round < 2; round++)
-        loader.transform(round, loader.staged, loader.staged - WinogradWgradSizes::kOperands, bias);
+        loader.transform(round, loader.staged, loader.staged - WgradSizes::kOperands, bias);
     }
   }
   __syncthreads();
 
-  WinogradWgradSums sums;
+  WgradSums sums;
   sums.clear();
   int until_flush = 24 + kFirstFlush;
 #pragma unroll 1
@@ -1477,23 +1438,23 @@ __global__ void __launch_bounds__(512, 1) winograd_wgrad(const __grid_constant__
     // The chunk after next goes where this one was staged; the next is transformed into the other operands.
     float* const now = shared + (chunks % 2 ? kBuffer : 0);
     float* const next = shared + (chunks % 2 ? 0 : kBuffer);
-    loader.staged = now + WinogradWgradSizes::kOperands;
-    const WinogradWgradPlace place(fresh_thread());
+    loader.staged = now + WgradSizes::kOperands;
+    const WgradPlace place(fresh_thread());
     const float* d = now + (place.point * kChunk) * WgradTile::kTileK + place.k;
-    const float* v = now + WinogradWgradSizes::kOperandD +
+    const float* v = now + WgradSizes::kOperandD +
                      ((place.segment * F45x2::kPoints + place.point) * kChunk) * WgradTile::kTileC + place.c;
     constexpr int kRounds = 2;
-    loader.head(next + WinogradWgradSizes::kOperands);
+    loader.head(next + WgradSizes::kOperands);
     loader.aim_chunk();
-    UNROLL for (int step = 0; step < WinogradWgradSizes::kSteps; step++) {
+    UNROLL for (int step = 0; step < WgradSizes::kSteps; step++) {
       // Consumers of loads come before the last products: nothing behind them could hide the latency.
       if (step > 0) keep_order();
       if (step > 0) loader.combine(step - 1);
-      if (step < WinogradWgradSizes::kBatches) loader.load(step);
+      if (step < WgradSizes::kBatches) loader.load(step);
       UNROLL for (int round = 0; round < kRounds; round++)
-        if (step_of(round, kRounds, WinogradWgradSizes::kSteps) == step)
-          loader.transform(round, next + WinogradWgradSizes::kOperands, next, bias);
-      if (step == WinogradWgradSizes::kSteps - 1) loader.advance();
+        if (step_of(round, kRounds, WgradSizes::kSteps) == step)
+          loader.transform(round, next + WgradSizes::kOperands, next, bias);
+      if (step == WgradSizes::kSteps - 1) loader.advance();
       sums.multiply_add(d + step * WgradTile::kTileK, v + step * WgradTile::kTileC);
     }
     if (--until_flush % kFirstFlush == 0 || chunks == 1) {
@@ -1515,24 +1476,22 @@ __global__ void __launch_bounds__(512, 1) winograd_wgrad(const __grid_constant__
 
 constexpr int kSlicesPerGroup = 8;
 
-struct WinogradWgradSumParams {
+struct WgradSumParams {
   float* partial;  // [slice][elements]; slice 0 becomes the sum
   int slices;
 };
 
-struct WinogradWgradOutputParams {
+struct WgradOutputParams {
   const float* partial;       // [group][channel tile][product][segment][point][tile_k][tile_c]
   float* dw;
   int slices;  // outputs of a group, of all groups; pairs of channels
-  int taps_h, tap_first_h;  // of each class; one stride for all
-  int taps_w, tap_first_w;
 };
 
-__device__ __forceinline__ float4 add4(float4 a, float4 b) {
+DEVICE float4 add4(float4 a, float4 b) {
   return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-__global__ void __launch_bounds__(256, 1) winograd_wgrad_sum(const __grid_constant__ WinogradWgradSumParams p) {
+__global__ void __launch_bounds__(256, 1) winograd_wgrad_sum(const __grid_constant__ WgradSumParams p) {
   const i64 element = 4 * (i64(blockIdx.x) * blockDim.x + threadIdx.x);
   if (element >= 262144) return;
   float* const to = p.partial + element;
@@ -1551,7 +1510,7 @@ __global__ void __launch_bounds__(256, 1) winograd_wgrad_sum(const __grid_consta
 }
 
 __global__ void __launch_bounds__(128, 1)
-winograd_wgrad_output(const __grid_constant__ WinogradWgradOutputParams p) {
+winograd_wgrad_output(const __grid_constant__ WgradOutputParams p) {
   const int pair = blockIdx.x * blockDim.x + threadIdx.x;
   if (pair >= 2048) return;
 
@@ -1562,9 +1521,8 @@ winograd_wgrad_output(const __grid_constant__ WinogradWgradOutputParams p) {
   const float* from = p.partial + i64(group + c_tile + k_tile) * (F45::kPoints * product_size) +
       (k - k_tile * 64) * 32 + c - c_tile * 32;
 
-  const int channel = c;
-  float* const dw = p.dw + output * 1440 + channel * 45 + i64(p.tap_first_h) * 9 + i64(p.tap_first_w);
-  const int taps_h = p.taps_h, taps_w = p.taps_w;
+  float* const dw = p.dw + output * 1440 + c * 45;
+  const int taps_h = 5, taps_w = 9;
 
   // Segment by segment along both axes, so that the values of one pair of segments fit into registers.
   #pragma unroll 1
@@ -1624,14 +1582,18 @@ static Call exchanged(const Call& c) {
 struct TapClass {
   int read_first, taps, tap_first, tap_stride;
 };
+
+// One past the last position of the image that `count` positions of a tap class read.
+static int read_end(const TapClass& taps, int step, int lattices, i64 count, i64 extent) {
+  return int(max(0ll, min(extent, taps.read_first + step * (count - 1 + lattices * (taps.taps - 1)) + 1)));
+}
 constexpr int kLatticesH = 2, kLatticesW = 3, kWgradThreads = 512, kWgradShared = 97672, kWgradPairs = 2048,
     kWgradBlocks = 8;
 constexpr TapClass kForwardH[] = {{-2, 5, 0, 1}};
 constexpr TapClass kForwardW[] = {{-4, 9, 0, 1}};
 constexpr TapClass kGradientH[] = {{-6, 5, 4, -1}};
 constexpr TapClass kGradientW[] = {{-20, 9, 8, -1}};
-constexpr i64 kWgradElements = 262144;
-constexpr i64 kMostPixels = 8062976;
+constexpr i64 kWgradElements = 262144, kMostPixels = 8062976;
 
 // The forward convolution, or its input gradient as an exchanged call: both are dense correlations on
 // kLatticesH x kLatticesW lattices of positions, which read x and write y.
@@ -1643,15 +1605,8 @@ struct Direction {
 
 constexpr Direction kForward = {kGroupInputs, kGroupOutputs, kForwardH, kForwardW, direct_forward};
 
-static const char* direct_exchanged(const Call& c) {
-  return direct_input_gradient(exchanged(c));
-}
+static const char* direct_exchanged(const Call& c) { return direct_input_gradient(exchanged(c)); }
 constexpr Direction kGradient = {kGroupOutputs, kGroupInputs, kGradientH, kGradientW, direct_exchanged};
-
-// One past the last position of the image that `count` positions of a tap class read.
-static int read_end(const TapClass& taps, int step, int lattices, i64 count, i64 extent) {
-  return int(max(0ll, min(extent, taps.read_first + step * (count - 1 + lattices * (taps.taps - 1)) + 1)));
-}
 
 // Launches the four kernels in slabs of rows whose X and Y fit the workspace.
 template <int kK>
@@ -1769,37 +1724,29 @@ static const char* toom_weight_gradient(const Call& c) {
     if (least == 0 || cost < least - 1e-6 || (cost < least + 1e-6 && n > slices)) slices = n, least = cost;
   }
 
-  const auto reach = [](const TapClass* classes, int count, int step, int lattices, i64 outputs) {
-    i64 end = 0;
-    for (int i = 0; i < count; i++)
-      end = max(end, classes[i].read_first + step * (outputs - 1 + lattices * (classes[i].taps - 1)) + 1);
-    return end;
-  };
-  WinogradWgradParams p{};
+  WgradParams p{};
   p.x = c.x, p.dy = c.y, p.partial = c.workspace;
   p.x_batch = c.x_batch, p.x_channel = c.x_channel, p.dy_batch = c.y_batch, p.dy_channel = c.y_channel;
   p.x_row = int(c.x_row), p.x_column = int(c.x_column), p.dy_row = int(c.y_row), p.dy_column = int(c.y_column);
-  p.x_next_row = 4 * p.x_row * kLatticesH, p.dy_next_row = 4 * p.dy_row * kLatticesH;
+  p.x_next_row = 4 * kLatticesH * c.x_row, p.dy_next_row = 4 * kLatticesH * c.y_row;
   p.x_next_channel = kWgradThreads / 8 * c.x_channel, p.dy_next_channel = kWgradThreads / 8 * c.y_channel;
-  p.read_first_h = kForwardH[0].read_first, p.x_first_h = kForwardH[0].read_first * c.x_row;
-  p.read_first_w = kForwardW[0].read_first, p.x_first_w = kForwardW[0].read_first * c.x_column;
-  p.height = int(min(c.height, reach(kForwardH, 1, 1, kLatticesH, c.out_height)));
-  p.width = int(min(c.width, reach(kForwardW, 1, 1, kLatticesW, c.out_width)));
+  p.x_first_h = kForwardH[0].read_first * c.x_row;
+  p.height = max(p.height, read_end(kForwardH[0], 1, kLatticesH, c.out_height, c.height));
+  p.x_first_w = kForwardW[0].read_first * c.x_column;
+  p.width = max(p.width, read_end(kForwardW[0], 1, kLatticesW, c.out_width, c.width));
   p.count_h = int(c.out_height), p.count_w = int(c.out_width);
   p.rows = int(rows), p.tiles = int(tiles), p.slices = int(slices), p.tiles_h = by(tiles_h);
   winograd_wgrad<<<kWgradBlocks * slices, kWgradThreads, kWgradShared, c.stream>>>(p);
   if (const char* error = failed("winograd_wgrad")) return error;
 
   if (slices > 1) {
-    WinogradWgradSumParams s{};
+    WgradSumParams s{};
     s.partial = c.workspace, s.slices = int(slices);
     winograd_wgrad_sum<<<ceil_div(kWgradElements, 1024), 256, 0, c.stream>>>(s);
     if (const char* error = failed("winograd_wgrad_sum")) return error;
   }
-  WinogradWgradOutputParams f{};
+  WgradOutputParams f{};
   f.partial = c.workspace, f.dw = c.w, f.slices = int(slices);
-  f.taps_h = kForwardH[0].taps, f.tap_first_h = kForwardH[0].tap_first;
-  f.taps_w = kForwardW[0].taps, f.tap_first_w = kForwardW[0].tap_first;
   winograd_wgrad_output<<<ceil_div(kWgradPairs, 128), 128, 0, c.stream>>>(f);
   return failed("winograd_wgrad_output");
 }

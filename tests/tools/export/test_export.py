@@ -42,7 +42,7 @@ def test_imports_nothing_but_torch_and_the_standard_library(name: str) -> None:
     assert not called & {*computing.split(), "cudnn", "functional"}
 
 
-MOST_LINES = {"kb80": 1980, "kb82": 650}
+MOST_LINES = {"kb80": 1930, "kb82": 650}
 
 
 @pytest.mark.parametrize("name", MOST_LINES)
@@ -67,7 +67,7 @@ def test_tensor_cores_replace_other_kernels(device: str, mma: int) -> None:
 
 def test_is_half_as_short_without_gradients() -> None:
     text = exported_file(named_model("kb80"), V100, forward_only=True)
-    assert len(text.splitlines()) <= 1100
+    assert len(text.splitlines()) <= 1090
     assert not re.search(r"weight_gradient|input_gradient|kGradientH|winograd_wgrad|direct_weights", text)
 
 
@@ -108,7 +108,7 @@ def unused(text: str) -> list[str]:
     for declared in re.findall(r"\bconstexpr \w+ ([^;]*);", code):
         names |= set(re.findall(r"\b(k[A-Z]\w*)(?:\[\])? = ", declared))
     for struct in re.findall(r"^struct \w+[^;]*?\{\n(.*?)^\};", code, re.MULTILINE | re.DOTALL):
-        names |= set(re.findall(r"^  (?:static )?__device__[^;{(]* (\w+)\(", struct, re.MULTILINE))
+        names |= set(re.findall(r"^  (?:static )?(?:__device__|DEVICE)[^;{(]* (\w+)\(", struct, re.MULTILINE))
         names |= set(
             re.findall(r"\b(\w+)(?=[,;])", "\n".join(re.findall(r"^  (?:const )?\w+\*? [\w*, ]+;", struct, re.M)))
         )

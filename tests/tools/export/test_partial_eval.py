@@ -6,8 +6,8 @@ import pytest
 
 from polyconv.tools.export.partial_eval.constants import constants_of, evaluated
 from polyconv.tools.export.partial_eval.fields import with_fixed_parameters, without_assignments
-from polyconv.tools.export.partial_eval.folding import folded, simplified, without_unused
-from polyconv.tools.export.partial_eval.layout import tidied, with_pragmas_in_line, wrapped
+from polyconv.tools.export.partial_eval.folding import folded, simplified, without_copies, without_unused
+from polyconv.tools.export.partial_eval.layout import compacted, tidied, with_pragmas_in_line, wrapped
 from polyconv.tools.export.partial_eval.scanning import definitions, name_of, reachable, split
 from polyconv.tools.export.partial_eval.templates import (
     without_aliases,
@@ -306,3 +306,51 @@ def test_a_comment_that_makes_a_line_long_stands_above_it() -> None:
     code, comment = "  int x;", "words " * 19 + "and the last"
     assert wrapped(f"{code}  // {comment}") == f"  // {comment}\n{code}"
     assert wrapped(f"{code}  // short") == f"{code}  // short"
+
+
+def test_copies_of_a_variable_are_substituted() -> None:
+    text = in_function("  const u32 lane = x;", "  const int rest = lane;", "  return f(lane) - rest;")
+    assert without_copies(text) == in_function("  return f(x) - x;")
+
+
+def test_copies_that_matter_stay() -> None:
+    """Of a variable that changes, and where the sign of the type does."""
+    for use in ("  x++;\n  return copy;", "  return copy / 2;", "  return i64(copy);"):
+        text = in_function("  const u32 copy = x;", use)
+        assert without_copies(text) == text
+
+
+def test_short_functions_and_constants_share_lines() -> None:
+    text = """\
+DEVICE int twice(int i) {
+  return 2 * i;
+}
+static void both(int* to, int i) {
+  const int first = twice(i);
+  const int second = twice(first);
+  const float other = 1.f;
+  for (int n = 0; n < 2; n++) {
+    to[n] = second;
+  }
+}
+"""
+    assert (
+        compacted(text)
+        == """\
+DEVICE int twice(int i) { return 2 * i; }
+static void both(int* to, int i) {
+  const int first = twice(i), second = twice(first);
+  const float other = 1.f;
+  for (int n = 0; n < 2; n++) {
+    to[n] = second;
+  }
+}
+"""
+    )
+
+
+def test_tables_of_one_element() -> None:
+    fixed = {"taps": "5"}
+    assert with_fixed_parameters("r < p.taps[w] && r < p.taps[0]", fixed) == "r < 5 && r < 5"
+    text = "  OneParams f{};\n  for (int i = 0; i < 1; i++) {\n    f.taps[i] = kTaps[i].taps;\n  }\n  f.rows = 1;\n"
+    assert without_assignments(text, {"OneParams": fixed}) == "  OneParams f{};\n  f.rows = 1;\n"

@@ -22,8 +22,8 @@ from .epilogue import Epilogue
 from .host_code import ANYWHERE, LAUNCHED, NAMES, Launching, axis_name, chosen_for, launching
 from .partial_eval.constants import constants_by_part, with_constant_arguments, with_functions_of_constants, with_values
 from .partial_eval.fields import with_fixed_parameters, without_assignments
-from .partial_eval.folding import folded, simplified, without_unused
-from .partial_eval.layout import joined, tidied, with_pragmas_in_line, wrapped
+from .partial_eval.folding import folded, simplified, without_copies, without_unused
+from .partial_eval.layout import compacted, joined, tidied, with_pragmas_in_line, wrapped
 from .partial_eval.scanning import closing, definitions, name_of, reachable, words
 from .partial_eval.templates import without_settled_parameters, without_zero_members
 
@@ -37,6 +37,7 @@ _SMALL = {
 _PRELUDE = """\
 #include <cstdio>
 
+#define DEVICE __device__ __forceinline__
 #define UNROLL _Pragma("unroll")
 
 """
@@ -85,9 +86,12 @@ def cuda_source(
     sizes: dict[str, int] = {}  # of tables that passes share
     for name, size in (pair for one in functions.values() for pair in one.sizes.items()):
         sizes[name] = max(size, sizes.get(name, 0))
-    found = _texts(problem, functions, specs, parameters.fixed_fields(launches), calls, epilogue)
+    alone = sizes.get("kMaxClasses") == sizes.get("kMaxTapClasses") == 1
+    found = _texts(problem, functions, specs, parameters.fixed_fields(launches, alone), calls, epilogue)
     if not borders:
         found = [re.sub(r"\bkBorder\b", "0", part) for part in found]
+        if problem.stride != (1, 1):  # a border mixes the phases, and without strides there is one
+            found = [part.replace("direct<InputGradient>", "direct<PhasedInputGradient>") for part in found]
     found = [_resized(part, sizes | {"kWorkspace": WORKSPACE}) for part in map(with_pragmas_in_line, found)]
     last = "\n".join(calls.values())
     alike = {
@@ -184,13 +188,13 @@ def _reduced(kept: list[str], general: list[str], last: str, known: Mapping[str,
 
 def _laid_out(parts: Iterable[str]) -> str:
     """Definitions concatenated, tidied and wrapped."""
-    text = "".join(parts).lstrip("\n")
-    return joined(wrapped(tidied(text)))
+    text = tidied("".join(parts).lstrip("\n")).replace("__device__ __forceinline__", "DEVICE")
+    return compacted(tidied(joined(wrapped(re.sub(r"\bWinogradWgrad(?=[A-Z])", "Wgrad", text)))))
 
 
 def _folded(part: str, constants: dict[str, int]) -> str:
     part = folded(simplified(part, constants), constants)
-    return tidied(with_constant_arguments(part, constants))
+    return tidied(with_constant_arguments(without_copies(part), constants))
 
 
 def _headers(specs: list[KernelSpec], fixed: dict[str, dict[str, str]], epilogue: Epilogue) -> Iterator[str]:

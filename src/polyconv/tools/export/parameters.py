@@ -16,11 +16,14 @@ from ...cuda.planner import kernel_params
 from ...cuda.planner.candidate import CudaCandidate
 from ...cuda.planner.plan import Launch
 from ...cuda.planner.planner import DEFAULT_WORKSPACE
+from ...cuda.planner.winograd.wgrad import WinogradWgradOutputParams, WinogradWgradParams
 from ...problem import Pass, Problem, Strides, channels_last_strides, contiguous_strides
 
 _NEVER = {"zero", "first_plane", "first_row", "first_part"}
 """Fields that stay parameters even if all launches agree: ``zero`` must be unknown to the compiler, and the start of a
 slab is 0 until an image is large enough for a second one."""
+_CLASSED = (WinogradWgradParams, WinogradWgradOutputParams)
+"""Structs with tables that have an element per class of taps."""
 
 
 def variations(problem: Problem) -> Iterator[Problem]:
@@ -75,24 +78,33 @@ def struct_of(launch: Launch) -> type[ctypes.Structure]:
     return launch.kernel.struct
 
 
-def fixed_fields(all_launches: Iterable[Launch]) -> dict[str, dict[str, str]]:
-    """Struct -> field -> value (C++ text), for the fields that are equal in all launches."""
+def fixed_fields(all_launches: Iterable[Launch], alone: bool = False) -> dict[str, dict[str, str]]:
+    """Struct -> field -> value (C++ text), for the fields that are equal in all launches.
+
+    ``alone``: of tables with an element per class of taps, the first element is the only one that is used.
+    """
     found: dict[str, dict[str, str]] = {}
     for launch in all_launches:
         struct = struct_of(launch)
         params = struct.from_buffer_copy(launch.params)
         bound = {slot.offset for slot in launch.pointers}
         if struct.__name__ not in found:
-            texts = {name: _text(struct, name, params, bound) for name, *_ in struct._fields_ if name not in _NEVER}
+            texts = {
+                name: _text(struct, name, params, bound, alone) for name, *_ in struct._fields_ if name not in _NEVER
+            }
             found[struct.__name__] = {name: text for name, text in texts.items() if text is not None}
         fields = found[struct.__name__]
-        for name in [name for name, text in fields.items() if text != _text(struct, name, params, bound)]:
+        for name in [name for name, text in fields.items() if text != _text(struct, name, params, bound, alone)]:
             del fields[name]
     return found
 
 
-def _text(struct: type[ctypes.Structure], name: str, params: ctypes.Structure, bound: set[int]) -> str | None:
+def _text(
+    struct: type[ctypes.Structure], name: str, params: ctypes.Structure, bound: set[int], alone: bool
+) -> str | None:
     value = getattr(params, name)
+    if alone and struct in _CLASSED and isinstance(value, ctypes.Array):
+        value = value[0]
     if isinstance(value, kernel_params.FastDivisor):
         return str(value.divisor)
     if getattr(struct, name).offset in bound:

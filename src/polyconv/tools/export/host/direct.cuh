@@ -2,7 +2,7 @@
 //   sums[m][n] = sum over k of a[k][m] * b[k][n]
 //                      m                n                                k
 //   forward            output channel   output pixel                     (input channel, tap)
-//   input gradient     input channel    input pixel of one phase         (output channel, tap of the phase)
+//   input gradient     input channel    input pixel                      (output channel, tap)
 //   weight gradient    output channel   (input channel, tap), and ones   output pixel of one slice
 //
 // A thread computes two columns of up to 32 sums. A step covers 8 k: b is read from global memory, a, which all threads
@@ -106,22 +106,22 @@ constexpr int common_divisor(int a, int b) {
 }
 
 // Input pixels with equal residues modulo the stride form a phase: only every kStep-th tap contributes to it, and no
-// other is multiplied. A border mixes the phases: then there is one, and b() tests whether a tap contributes.
-constexpr int kPhasesH = kBorder ? 1 : kStrideH, kStepH = kPhasesH / common_divisor(kPhasesH, kDilationH);
-constexpr int kPhasesW = kBorder ? 1 : kStrideW, kStepW = kPhasesW / common_divisor(kPhasesW, kDilationW);
+// other is multiplied.
+constexpr int kPhasesH = kStrideH, kStepH = kPhasesH / common_divisor(kPhasesH, kDilationH);
+constexpr int kPhasesW = kStrideW, kStepW = kPhasesW / common_divisor(kPhasesW, kDilationW);
 
 // First tap that contributes to a coordinate of the padded image, or the number of taps if none does.
-__device__ __forceinline__ int first_tap(int at, int phases, int taps, int dilation) {
+__device__ __forceinline__ int first_of_phase(int at, int phases, int taps, int dilation) {
   int tap = 0;
   while (tap < taps && (at - tap * dilation) % phases) tap++;
   return tap;
 }
 
-struct InputGradient : Product {
+struct PhasedInputGradient : Product {
   static constexpr int kM = kGroupInputs;
   const int group = plane / (kPhasesH * kPhasesW), phase_y = plane / kPhasesW % kPhasesH, phase_x = plane % kPhasesW;
-  const int tap_y = first_tap(phase_y + kPadTop, kPhasesH, kKernelH, kDilationH);
-  const int tap_x = first_tap(phase_x + kPadLeft, kPhasesW, kKernelW, kDilationW);
+  const int tap_y = first_of_phase(phase_y + kPadTop, kPhasesH, kKernelH, kDilationH);
+  const int tap_x = first_of_phase(phase_x + kPadLeft, kPhasesW, kKernelW, kDilationW);
   const int taps_h = (kKernelH - tap_y + kStepH - 1) / kStepH, taps_w = (kKernelW - tap_x + kStepW - 1) / kStepW;
   const u32 first = 0, end = kGroupOutputs * taps_h * taps_w;
 
@@ -146,18 +146,44 @@ struct InputGradient : Product {
   __device__ float a(Row row, u32 m) const { return c.w[row.a + i64(m) * kKernelArea]; }
   __device__ float b(Row row, Column at) const {
     const float* from = at.b + row.b;
-    if (!kBorder) return u32(at.y + row.y) < c.out_height && u32(at.x + row.x) < c.out_width ? *from : 0.f;
+    return u32(at.y + row.y) < c.out_height && u32(at.x + row.x) < c.out_width ? *from : 0.f;
+  }
+};
+
+struct InputGradient : Product {
+  static constexpr int kM = kGroupInputs;
+  const u32 first = 0, end = kGroupOutputs * kKernelArea;
+
+  static __host__ __device__ i64 columns(const Call& c) { return c.batch * c.height * c.width; }
+  static i64 planes(const Call&) { return kGroups; }
+  __device__ Row row(u32 k) const {
+    const int3 tap = pixel_at(k, kKernelH, kKernelW);  // z is the output channel
+    const int y = -tap.y * kDilationH, x = -tap.x * kDilationW;
+    const i64 channel = plane * kGroupOutputs + tap.z;
+    return {k < end, channel * kFilter + k % kKernelArea, in_y(c, 0, channel, y, x), y, x};
+  }
+  __device__ Column column(u32 n) const {
+    const int3 p = pixel_at(n, c.height, c.width);
+    const int y = p.y + kPadTop, x = p.x + kPadLeft;
+    return {c.y + in_y(c, p.z, 0, y, x), y, x, c.x + in_x(c, p.z, plane * kGroupInputs, p.y, p.x), c.x_channel};
+  }
+  __device__ float a(Row row, u32 m) const { return c.w[row.a + i64(m) * kKernelArea]; }
+  __device__ float b(Row row, Column at) const {
+    if (kBorder == 0) return read_y(at.b + row.b, at.y + row.y, at.x + row.x);
     float sum = 0.f;
     for (Unfolded v{at.y - kPadTop, int(c.height), kPadTop, kPadBottom}; v.more(); v.next()) {
-      const int y = v.p + kPadTop + row.y;
-      if (y % kStrideH || u32(y / kStrideH) >= c.out_height) continue;
       for (Unfolded u{at.x - kPadLeft, int(c.width), kPadLeft, kPadRight}; u.more(); u.next()) {
-        const int x = u.p + kPadLeft + row.x;
-        if (x % kStrideW || u32(x / kStrideW) >= c.out_width) continue;
-        sum += from[in_y(c, 0, 0, y / kStrideH - at.y - row.y, x / kStrideW - at.x - row.x)];
+        const int y = v.p + kPadTop, x = u.p + kPadLeft;
+        sum += read_y(at.b + row.b + in_y(c, 0, 0, y - at.y, x - at.x), y + row.y, x + row.x);
       }
     }
     return sum;
+  }
+  // y at a position of the input; 0 where the taps skip it. `at` is its address if the strides are 1.
+  __device__ float read_y(const float* at, int y, int x) const {
+    const int v = y / kStrideH, u = x / kStrideW;
+    if (y % kStrideH || x % kStrideW || u32(v) >= c.out_height || u32(u) >= c.out_width) return 0.f;
+    return at[in_y(c, 0, 0, v - y, u - x)];
   }
 };
 

@@ -12,8 +12,3 @@ static const char* direct_exchanged(const Call& c) {
   return direct_input_gradient(exchanged(c));
 }
 constexpr Direction kGradient = {kGroupOutputs, kGroupInputs, kGradientH, kGradientW, direct_exchanged};
-
-// One past the last position of the image that `count` positions of a tap class read.
-static int read_end(const TapClass& taps, int step, int lattices, i64 count, i64 extent) {
-  return int(max(0ll, min(extent, taps.read_first + step * (count - 1 + lattices * (taps.taps - 1)) + 1)));
-}

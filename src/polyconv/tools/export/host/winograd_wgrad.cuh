@@ -23,26 +23,22 @@ static const char* toom_weight_gradient(const Call& c) {
     if (least == 0 || cost < least - 1e-6 || (cost < least + 1e-6 && n > slices)) slices = n, least = cost;
   }
 
-  const auto reach = [](const TapClass* classes, int count, int step, int lattices, i64 outputs) {
-    i64 end = 0;
-    for (int i = 0; i < count; i++)
-      end = max(end, classes[i].read_first + step * (outputs - 1 + lattices * (classes[i].taps - 1)) + 1);
-    return end;
-  };
   float* const bias_partial = c.bias ? c.workspace + kWgradElements * slices * Tile::kSplit : nullptr;
   WinogradWgradParams p{};
   p.x = c.x, p.dy = c.y, p.partial = c.workspace, p.bias_partial = bias_partial;
   p.x_batch = c.x_batch, p.x_channel = c.x_channel, p.dy_batch = c.y_batch, p.dy_channel = c.y_channel;
   p.x_row = int(c.x_row * kReadStepH), p.x_column = int(c.x_column * kReadStepW);
   p.dy_row = int(c.y_row), p.dy_column = int(c.y_column);
-  p.x_next_row = 4 * p.x_row * kLatticesH, p.dy_next_row = 4 * p.dy_row * kLatticesH;
+  p.x_next_row = 4 * kReadStepH * kLatticesH * c.x_row, p.dy_next_row = 4 * kLatticesH * c.y_row;
   p.x_next_channel = kWgradThreads / 8 * c.x_channel, p.dy_next_channel = kWgradThreads / 8 * c.y_channel;
-  for (int i = 0; i < kClassesH; i++)
+  for (int i = 0; i < kClassesH; i++) {
     p.read_first_h[i] = kForwardH[i].read_first, p.x_first_h[i] = kForwardH[i].read_first * c.x_row;
-  for (int i = 0; i < kClassesW; i++)
+    p.height = max(p.height, read_end(kForwardH[i], kReadStepH, kLatticesH, c.out_height, c.height));
+  }
+  for (int i = 0; i < kClassesW; i++) {
     p.read_first_w[i] = kForwardW[i].read_first, p.x_first_w[i] = kForwardW[i].read_first * c.x_column;
-  p.height = int(min(c.height, reach(kForwardH, kClassesH, kReadStepH, kLatticesH, c.out_height)));
-  p.width = int(min(c.width, reach(kForwardW, kClassesW, kReadStepW, kLatticesW, c.out_width)));
+    p.width = max(p.width, read_end(kForwardW[i], kReadStepW, kLatticesW, c.out_width, c.width));
+  }
   p.count_h = int(c.out_height), p.count_w = int(c.out_width);
   p.rows = int(rows), p.tiles = int(tiles), p.slices = int(slices), p.tiles_h = by(tiles_h);
   winograd_wgrad<H, W, Tile, kClassed><<<kWgradBlocks * slices, kWgradThreads, kWgradShared, c.stream>>>(p);
@@ -57,8 +53,12 @@ static const char* toom_weight_gradient(const Call& c) {
   WinogradWgradOutputParams f{};
   f.partial = c.workspace, f.bias_partial = bias_partial, f.dw = c.w, f.db = c.bias;
   f.slices = int(slices);
-  for (int i = 0; i < kClassesH; i++) f.taps_h[i] = kForwardH[i].taps, f.tap_first_h[i] = kForwardH[i].tap_first;
-  for (int i = 0; i < kClassesW; i++) f.taps_w[i] = kForwardW[i].taps, f.tap_first_w[i] = kForwardW[i].tap_first;
+  for (int i = 0; i < kClassesH; i++) {
+    f.taps_h[i] = kForwardH[i].taps, f.tap_first_h[i] = kForwardH[i].tap_first;
+  }
+  for (int i = 0; i < kClassesW; i++) {
+    f.taps_w[i] = kForwardW[i].taps, f.tap_first_w[i] = kForwardW[i].tap_first;
+  }
   winograd_wgrad_output<H, W><<<ceil_div(kWgradPairs, 128), 128, 0, c.stream>>>(f);
   return failed("winograd_wgrad_output");
 }

@@ -24,6 +24,7 @@ def with_fixed_parameters(text: str, fixed: Mapping[str, str]) -> str:
             text = text[: found.start()] + quotient + text[end + 1 :]
             at = found.start()
         text = re.sub(rf"\bint\(p\.{name}\.divisor\)", value, text)
+        text = re.sub(rf"\bp\.{name}\[\w+\]", value, text)  # a table of one element
         text = re.sub(rf"\bp\.{name}(?:\.divisor)?\b(?!\[|\.)", value, text)
     return text
 
@@ -48,7 +49,8 @@ def without_assignments(text: str, fixed: Mapping[str, Mapping[str, str]]) -> st
     if not structs:
         return text
     names = "|".join(structs)
-    text = re.sub(rf"^( +)((?:{names})\.\w+ = [^;]*);\n", rewritten, text, flags=re.MULTILINE)
+    text = re.sub(rf"^( +)((?:{names})\.\w+(?:\[\w+\])? = [^;]*);\n", rewritten, text, flags=re.MULTILINE)
+    text = re.sub(r"^ +for \([^{}]*\{\n +\}\n", "", text, flags=re.MULTILINE)
     lines: list[str] = []
     for line in text.split("\n"):
         found = re.match(rf"( +)(?:{names})\.\w+ = ", line)

@@ -106,6 +106,30 @@ def without_unused(text: str, everything: str) -> str:
     return text
 
 
+_COPY = re.compile(r"(?<=\n) +const (?:int|u32) (?:\w[^;{]*, )?(\w+) = ([a-z]\w*)(?=[,;])")
+
+
+def without_copies(text: str) -> str:
+    """Substitute ``const`` integers that copy another variable, if neither it nor the sign of the type can matter."""
+    at = 0
+    while found := _COPY.search(text, at):
+        name, original = found.groups()
+        rest = _rest_of_block(text[found.start() :])
+        block = text[found.start() : len(text) - len(rest)]
+        code = re.sub(r"//.*", "", block)
+        variable = rf"(?<![\w.]){original}\b"
+        changes = (
+            rf"{variable} (?:[-+*/%|&^]|<<|>>)?=(?!=)|{variable}(?:\+\+|--)|(?:\+\+|--){original}\b|^ +\w+\(.*\);$"
+        )
+        signed = rf"(?:[/%<>]=?|>>) {name}\b|\b{name} (?:[/%<>]=?|>>)|(?:i64|float|double)\({name}\b"
+        if re.search(rf"{changes}|{signed}", code, re.MULTILINE):
+            at = found.end()
+            continue
+        block = re.sub(rf"(?<![\w.]){name}\b", original, _without_declaration(block, name))
+        text, at = text[: found.start()] + block + rest, found.start()
+    return text
+
+
 def folded(text: str, constants: Mapping[str, int]) -> str:
     """Resolve branches on constants and drop static assertions."""
     text = _without_assertions(text)

@@ -83,3 +83,31 @@ def wrapped(text: str, width: int = 120) -> str:
             line = indent + line[cut:].lstrip()
         lines.append(line)
     return "\n".join(lines)
+
+
+_DECLARATION = re.compile(r"( *(?:static )?const(?:expr)? (?:bool|float|int|i64|u32)) (\w[^;{]*);$")
+
+
+def compacted(text: str, width: int = 100) -> str:
+    """Declare neighbouring constants of one type together, and write functions of one short statement in one line."""
+    lines: list[str] = []
+    for line in text.split("\n"):
+        last = lines[-1] if lines else ""
+        before, here = _DECLARATION.match(last), _DECLARATION.match(line)
+        if before and here and before.group(1) == here.group(1):
+            more = f"{last[:-1]}, {here.group(2)};"
+        elif re.match(r" *}$", line) and len(lines) > 1 and re.match(r" +(?!//)[^/{}]*;$", last):
+            more = f"{lines[-2]} {last.strip()} }}" if _opens_function(lines[-2]) else ""
+            if more and len(more) <= width:
+                lines.pop()
+        else:
+            more = ""
+        if more and len(more) <= width:
+            lines[-1] = more
+        else:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def _opens_function(line: str) -> bool:
+    return re.match(r" *(?:static|constexpr|DEVICE|__device__|__host__)\b.*\) (?:const )?{$", line) is not None
