@@ -164,7 +164,10 @@ def main(words: Sequence[str]) -> None:
     unknown = set(words) - {file.name for file in FILES}
     if unknown:
         sys.exit(f"no file {', '.join(map(repr, sorted(unknown)))}: python tools/export_check --list names them")
-    chosen = [file for file in FILES if file.name in words or (not words and (file.always or NIGHTLY))]
+    if words:
+        chosen = [file for file in FILES if file.name in words]
+    else:
+        chosen = [file for file in FILES if file.always or NIGHTLY]
     toolkit = cuda_11_8()
     python = torch_environment(
         "torch-cuda-venv-2.0.1", (OLDEST, "numpy<2", "ninja", "setuptools<81"), python_for(OLDEST)

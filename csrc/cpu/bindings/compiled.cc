@@ -368,7 +368,8 @@ void CompiledConvolution(const Handle* inputs, int64_t input_count, Handle weigh
   Require(x.dim() == 4 && (normalisation != nullptr || x.size(1) == l.inputs * l.groups),
           "the input does not fit the layer");
   if (layers.size() > 1) {
-    Require(l.whole == 0 && layers.back().whole == 0, "a chain writes a tensor of its own");
+    Require(l.whole == 0 && layers.back().whole == 0,
+            "only a single layer can write into a tensor of several layers' outputs");
     Require(normalisation == nullptr && bias != nullptr && x.stride(1) == 1,
             "a chain has biases, and one input, which is in channels_last");
     *result = RunChain(x, weights, View(*bias), residual, layers.data(), layers.size(), a, b).release();

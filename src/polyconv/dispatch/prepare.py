@@ -17,6 +17,7 @@ from ..arguments import Geometry
 from ..autotune import online, preferences
 from ..backend import Backend, Run, backend_for, backend_name
 from ..lowering import aten
+from ..lowering.base import Lowering
 from ..lowering.lower import ahead_on, lower
 from ..lowering.reshape import Signal
 from ..lowering.widen import Widened
@@ -115,8 +116,7 @@ class Prepared(NamedTuple):
 
 def prepare(problem: Problem, device: torch.device, *, inference: bool, gradients: Iterable[Problem] = ()) -> Prepared:
     """Lower and plan a problem, and make its plan ready. ``gradients``: problems of its backward pass."""
-    name = backend_name(device)
-    lowering = lower(problem, name, ahead_on(device))
+    lowering = _lowering(problem, device)
     if lowering is not None:
         alike = isinstance(lowering, (Signal, Widened))  # ATen takes the tensors as they are
         later = [part for each in gradients for part in _step(each, device)] if alike else []
@@ -140,20 +140,21 @@ def prepare(problem: Problem, device: torch.device, *, inference: bool, gradient
     return Prepared(run, all(preferences.plan(backend, each).passthrough for each in gradients), True)
 
 
+def _lowering(problem: Problem, device: torch.device) -> Lowering | None:
+    """The next lowering on a device, if there is one."""
+    return lower(problem, backend_name(device), ahead_on(device))
+
+
 def _step(problem: Problem, device: torch.device) -> tuple[Problem, ...]:
     """The problems of the next lowering, or the problem if there is none."""
-    lowering = lower(problem, backend_name(device), ahead_on(device))
+    lowering = _lowering(problem, device)
     return (problem,) if lowering is None else lowering.problems
 
 
 def tell_if_behind(problem: Problem, device: torch.device) -> None:
     """Warn, once per GPU and class of layers, if PyTorch's TF32 is expected to be faster than a plan in float32."""
     problem = problem.as_2d()
-    if (
-        problem.dtype != "float32"
-        or not tf32.is_allowed()
-        or lower(problem, backend_name(device), ahead_on(device)) is not None
-    ):
+    if problem.dtype != "float32" or not tf32.is_allowed() or _lowering(problem, device) is not None:
         return
     plan = backend_for(device).plan(replace(problem, torch_format=TF32))
     if plan.passthrough and plan.problem.torch_format == TF32 and by_cost(plan.candidates)[0].name == plan.choice:

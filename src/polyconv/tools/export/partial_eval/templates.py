@@ -106,7 +106,8 @@ def without_aliases(text: str, types: set[str]) -> str:
 def without_zero_members(texts: list[str]) -> list[str]:
     """Replace struct members that are only ever assigned 0 by 0."""
     for number, text in enumerate(texts):
-        for member in words(" ".join(re.findall(r"^  (?:int|u32) ([\w, ]+);", text, re.MULTILINE))):
+        declared = re.findall(r"^  (?:int|u32) ([\w, ]+);", text, re.MULTILINE)
+        for member in words(" ".join(declared)):
             changes = re.findall(rf"\b{member} [-+*/|&^]?=(?!=)[^;]*;|\b{member}(?:\+\+|--)", text)
             if {*changes} == {f"{member} = 0;"}:
                 own = re.sub(rf"^ +{member} = 0;\n", "", texts[number], flags=re.MULTILINE)
