@@ -201,8 +201,8 @@ def _as_json(record: Record, index: int) -> list[Any]:
 
 
 def _spent_json(spent: Spent) -> list[float]:
-    """Time [us] and estimated cycles in four digits, the precision of a measurement; whole numbers without a point."""
-    rounded = (float(f"{number:.4g}") for number in (spent.seconds * 1e6, spent.cycles))
+    """Time [us] and estimated cycles in three digits, the precision of a measurement; whole numbers without a point."""
+    rounded = (float(f"{number:.3g}") for number in (spent.seconds * 1e6, spent.cycles))
     return [int(number) if number.is_integer() else number for number in rounded]
 
 
