@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -71,8 +71,9 @@ def _ours(monkeypatch: pytest.MonkeyPatch) -> None:
         return Entry(name, {name: 1.0, choice.ONEDNN: 2.0}, 2.0)
 
     monkeypatch.setattr(choice.Chooser, "_trials", first)
-    monkeypatch.setattr(swap, "_trials", lambda call, training: Entry(swap.POLYCONV, {swap.POLYCONV: 1.0}, 2.0))
-    monkeypatch.setattr(swap, "_has_kernels", lambda call, training: True)
+    for trials in ("_trials", "_step_trials"):
+        monkeypatch.setattr(swap, trials, lambda call: Entry(swap.POLYCONV, {swap.POLYCONV: 1.0}, 2.0))
+    monkeypatch.setattr(swap, "_has_kernels", lambda call: True)
 
 
 def agree(compiled: Any, model: nn.Module, x: Tensor) -> None:
@@ -626,14 +627,14 @@ def test_kernels_of_operators_are_autotuned(tmp_path: Path, monkeypatch: pytest.
     given: list[str] = []
     trials = swap._trials
 
-    def noted(call: Any, training: bool) -> Entry:
+    def noted(call: Any) -> Entry:
         with preferences.watched(alone=True) as seen:
             swap._timed(swap.PUBLIC[call.op], call.tensors(training=False, channels_last=False), call.rest, False)()
         given.extend(decision.choice for decision in seen)
-        return trials(call, training)
+        return trials(call)
 
     monkeypatch.setattr(swap, "_trials", noted)
-    monkeypatch.setattr(swap, "_has_kernels", lambda call, training: True)
+    monkeypatch.setattr(swap, "_has_kernels", lambda call: True)
     model = nn.Conv1d(16, 24, 5, padding=2).eval()
     compiled, x = torch.compile(model, backend="polyconv", options=QUICK), torch.randn(1, 16, 100)
     agree(compiled, model, x)
@@ -643,16 +644,73 @@ def test_kernels_of_operators_are_autotuned(tmp_path: Path, monkeypatch: pytest.
     assert given == [section.entries[key]["choice"]]
 
 
-@pytest.mark.usefixtures("_ours")
-def test_training() -> None:
+NAMES = swap.PYTORCH, swap.POLYCONV, swap.PYTORCH + swap.LAST, swap.POLYCONV + swap.LAST
+
+
+def steps(monkeypatch: pytest.MonkeyPatch, *times: float) -> None:
+    """Times of the trials of every training step, in the order of :data:`NAMES`."""
+    entry = Entry(swap.PYTORCH, dict(zip(NAMES, times, strict=False)), min(times))
+    monkeypatch.setattr(swap, "_step_trials", lambda call: entry)
+
+
+@pytest.mark.parametrize(
+    ("times", "runs"),
+    [
+        ((3.0, 1.0, 3.0, 2.0), swap.POLYCONV),
+        ((3.0, 2.0, 3.0, 1.0), swap.POLYCONV + swap.LAST),
+        ((1.0, 2.0, 3.0, 4.0), swap.PYTORCH),
+        ((4.0, 3.0, 1.0, 2.0), swap.PYTORCH + swap.LAST),
+        ((1.04, 1.0, 1.05, 1.04), swap.PYTORCH + swap.LAST),  # leads within the margin
+        ((2.0, 1.0), swap.POLYCONV),
+    ],
+)
+def test_training(times: tuple[float, ...], runs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph runs in the layout that its convolutions are faster in, with the faster operator."""
+    steps(monkeypatch, *times)
+    given: list[Mapping[str, Any]] = []
+    compile_graph = private.compile_graph
+
+    def noted(gm: Any, inputs: Any, options: Mapping[str, Any]) -> Any:
+        given.append(options)
+        return compile_graph(gm, inputs, options)
+
+    monkeypatch.setattr(private, "compile_graph", noted)
     model, x = Block(nn.ReLU()), torch.randn(2, 16, 8, 8, requires_grad=True)
     twin, z = copy.deepcopy(model).double(), x.detach().double().requires_grad_()
     compiled = torch.compile(model, backend="polyconv")
-    compiled(x).square().sum().backward()
+    with backend.layers_that_run() as layers:
+        y = compiled(x)
+    y.square().sum().backward()
     twin(z).square().sum().backward()
+    assert {layer.choice.name for layer in layers} == {runs}
+    keeps = len(times) == 4 and not runs.endswith(swap.LAST)
+    assert given == [private.in_layout_of_graph() if keeps else {}]
+    if keeps:
+        assert y.is_contiguous()
     torch.testing.assert_close(x.grad.double(), z.grad, atol=1e-3, rtol=1e-3)
     for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        assert ours.grad.stride() == ours.stride()
         torch.testing.assert_close(ours.grad.double(), theirs.grad, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_steps_are_timed_in_the_layouts_that_the_graph_may_have(channels_last: bool) -> None:
+    """A channels_last graph stays so; Inductor would move a contiguous one."""
+    model, x = nn.Conv2d(8, 8, 3), torch.randn(2, 8, 9, 9)
+    if channels_last:
+        model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+    compiled = torch.compile(model, backend="polyconv")
+    with backend.layers_that_run() as layers:
+        compiled(x).sum().backward()
+    assert set(layers[0].choice.seconds) == set(NAMES[2:] if channels_last else NAMES)
+
+
+def test_volumes_are_timed_in_their_own_layout() -> None:
+    model, x = nn.Conv3d(4, 4, 3), torch.randn(1, 4, 5, 5, 5)
+    compiled = torch.compile(model, backend="polyconv")
+    with backend.layers_that_run() as layers:
+        compiled(x).sum().backward()
+    assert set(layers[0].choice.seconds) == set(NAMES[:2])
 
 
 def test_without_the_private_names_inductor_compiles_alone(monkeypatch: pytest.MonkeyPatch) -> None:

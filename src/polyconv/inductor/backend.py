@@ -42,9 +42,9 @@ def polyconv(
         warn_once(f'torch.compile(backend="polyconv") compiles a graph with Inductor alone: {reason}')
         return private.compile_graph(gm, example_inputs, settings)
     outcomes, training = outcomes_here(), torch.is_grad_enabled()
-    gm, layers = swapped(gm, outcomes, training=training)
+    gm, layers, options = swapped(gm, outcomes, training=training)
     if training:
-        return _noted(private.compile_graph(gm, example_inputs, settings), layers)
+        return _noted(private.compile_graph(gm, example_inputs, {**options, **settings}), layers)
     return FrozenGraph(gm, example_inputs, settings, outcomes, layers)
 
 

@@ -58,7 +58,7 @@ class Choice:
     name: str
     """Name of the candidate; :data:`ONEDNN` for Inductor's own call."""
     candidate: CpuCandidate | None
-    seconds: dict[str, float]
+    seconds: Mapping[str, float]
     """Best time of each candidate [s]; empty if nothing was timed."""
     source: str
     """How it was decided."""

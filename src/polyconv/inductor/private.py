@@ -32,7 +32,13 @@ def missing() -> str | None:
         from torch._inductor.compile_fx import compile_fx  # noqa: F401
         from torch._inductor.custom_graph_pass import CustomGraphPass  # noqa: F401
 
-        _ = compilation_error(), config.freezing, config.cpp_wrapper, config.post_grad_custom_pre_pass
+        _ = (
+            compilation_error(),
+            config.freezing,
+            config.layout_optimization,
+            config.cpp_wrapper,
+            config.post_grad_custom_pre_pass,
+        )
         _ = config.aot_inductor.custom_ops_to_c_shims
         _ = ir.ExternKernel.require_stride_order, lowering.make_fallback
     except (ImportError, AttributeError) as error:
@@ -61,6 +67,11 @@ def mode_options(mode: str | None) -> dict[str, Any]:
 
     found: dict[str, Any] = list_mode_options(mode)
     return found
+
+
+def in_layout_of_graph() -> dict[str, Any]:
+    """Settings with which convolutions keep the layout of the tensors that they are given."""
+    return {"layout_optimization": False}
 
 
 def frozen_options(graph_pass: Callable[[Graph], None], c_shims: Mapping[Any, str]) -> dict[str, Any]:

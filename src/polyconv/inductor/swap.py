@@ -1,15 +1,17 @@
 """Convolutions of a graph that run as polyconv's operators: all of a training graph, and those of an inference graph
 that are not 2-D or are transposed.
 
-Each is timed against PyTorch's when the graph is compiled, in training with its gradients; in inference polyconv's
-candidates are first timed against each other. Inductor keeps its own convolutions in channels_last, so polyconv's pay
-for a change of layout before and after them.
+Each is timed against PyTorch's when the graph is compiled, in training with its gradients, after polyconv's candidates
+were timed against each other. Inductor keeps its own convolutions in channels_last, so in inference polyconv's pay for
+a change of layout before and after them. A training graph runs in the layout in which its convolutions take less time,
+each by the faster operator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import le
 from typing import Any
 
@@ -23,33 +25,70 @@ from ..cpu.engines import aten
 from ..dispatch.op import FORWARD, PUBLIC, TRANSPOSED, Op
 from .choice import Choice, Outcomes, run_trials
 from .graph_pass import CompiledLayer
-from .private import copied, hint
+from .private import copied, hint, in_layout_of_graph
 
 PYTORCH, POLYCONV = "PyTorch's convolution", "polyconv's operator"
+LAST = ", channels_last"
+"""Behind the name of an operator that reads and writes this layout."""
 ROUNDS = 3
 MARGIN = 1.05
-"""Required speed-up: neighbours that Inductor would fuse are not part of the trial."""
+"""Required speed-up: neighbours that Inductor would fuse, or write in another layout, are not part of the trial."""
 
 _OPS: dict[Any, Op] = {op.aten: op for op in (*FORWARD.values(), *TRANSPOSED.values())}
 
 
-def swapped(gm: GraphModule, outcomes: Outcomes, *, training: bool) -> tuple[GraphModule, list[CompiledLayer]]:
-    """A copy of a graph of Dynamo's with calls swapped where polyconv is faster, and what was decided."""
-    result, layers = copied(gm), []
+def swapped(
+    gm: GraphModule, outcomes: Outcomes, *, training: bool
+) -> tuple[GraphModule, list[CompiledLayer], dict[str, Any]]:
+    """A copy of a graph of Dynamo's with calls swapped where polyconv is faster, what was decided, and settings of
+    Inductor."""
+    result, chosen = copied(gm), []
     earlier = online.entries(outcomes.environment)
     for node in result.graph.nodes:
         call = _call_of(node)
-        if call is None or (not training and call.has_packed_form):
-            continue
-        choice = _choose(call, outcomes, training)
-        layers.append(CompiledLayer(call.key, choice))
-        if choice.name == POLYCONV:
-            node.target = PUBLIC[call.op]
+        if call is not None and (training or not call.has_packed_form):
+            chosen.append((node, call, _choose(call, outcomes, training)))
     tuned = online.entries(outcomes.environment)
     outcomes.measured.update((key, entry) for key, entry in tuned.items() if key not in earlier)
     outcomes.save()
+    options = _one_layout([choice for _, _, choice in chosen]) if training else {}
+    for node, call, choice in chosen:
+        if choice.name.startswith(POLYCONV):
+            node.target = PUBLIC[call.op]
+            if choice.name.endswith(LAST):
+                _convert_input(node)
     result.recompile()
-    return result, layers
+    return result, [CompiledLayer(call.key, choice) for _, call, choice in chosen], options
+
+
+def _convert_input(node: Node) -> None:
+    """Convert the input of a convolution to channels_last; one that has this layout stays as it is."""
+    x, *rest = node.args
+    with node.graph.inserting_before(node):
+        converted = node.graph.call_method("contiguous", (x,), {"memory_format": torch.channels_last})
+    node.args = (converted, *rest)
+
+
+def _one_layout(choices: Sequence[Choice]) -> dict[str, Any]:
+    """Name the faster operator of each convolution in the layout in which all together take less time. Returns settings
+    of Inductor that keep the layout."""
+    timed = [choice for choice in choices if choice.seconds]
+    named = {last: [_faster(choice.seconds, last) for choice in timed] for last in (False, True)}
+    total = {
+        last: sum(choice.seconds[name] for choice, name in zip(timed, names, strict=True))
+        for last, names in named.items()
+    }
+    keeps = MARGIN * total[False] < total[True]
+    for choice, name in zip(timed, named[not keeps], strict=True):
+        choice.name = name
+    return in_layout_of_graph() if keeps else {}
+
+
+def _faster(seconds: Mapping[str, float], channels_last: bool) -> str:
+    """PyTorch's operator or polyconv's in a layout, or in the only one that was timed."""
+    names = [name for name in seconds if name.endswith(LAST) == channels_last] or list(seconds)
+    best = {name: seconds[name] * (MARGIN if name.startswith(POLYCONV) else 1.0) for name in names}
+    return min(best, key=best.__getitem__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +103,8 @@ class _Call:
     """Geometry, in the order of torch's arguments."""
     is_dynamic: bool = False
     """True if the input has sizes that may change."""
+    channels_last: bool = False
+    """True if the input arrives in this layout."""
 
     @property
     def has_packed_form(self) -> bool:
@@ -78,9 +119,10 @@ class _Call:
     @property
     def key(self) -> str:
         sizes = ["x".join(map(str, shape)) for shape in self.shapes if shape is not None]
-        return f"{self.op.name} {', '.join(sizes)}, {self.rest}"
+        return f"{self.op.name} {', '.join(sizes)}, {self.rest}" + (LAST if self.channels_last else "")
 
     def tensors(self, *, training: bool, channels_last: bool) -> list[Tensor | None]:
+        """Random tensors. In training the weight has the layout of the graph, whose optimizer keeps it."""
         generator = torch.Generator().manual_seed(0)
         made: list[Tensor | None] = []
         for place, (shape, needs_grad) in enumerate(zip(self.shapes, self.needs_grad, strict=True)):
@@ -88,7 +130,8 @@ class _Call:
                 made.append(None)
                 continue
             value = torch.randn(shape, generator=generator)
-            if channels_last and place < 2 and len(shape) in _FORMATS:
+            its = self.channels_last if training and place == 1 else channels_last and place < 2
+            if its and len(shape) in _FORMATS:
                 value = value.to(memory_format=_FORMATS[len(shape)])
             made.append(value.requires_grad_(training and needs_grad))
         return made
@@ -112,54 +155,82 @@ def _call_of(node: Node) -> _Call | None:
         return None
     shapes = tuple(None if value is None else tuple(map(hint, value.shape)) for value in values)
     needs_grad = tuple(value is not None and value.requires_grad for value in values)
-    is_dynamic = any(isinstance(size, torch.SymInt) for size in values[0].shape)
-    return _Call(op, shapes, needs_grad, tuple(node.args[3:]), is_dynamic)
+    x = values[0]
+    is_dynamic = any(isinstance(size, torch.SymInt) for size in x.shape)
+    last = x.dim() in _FORMATS and x.is_contiguous(memory_format=_FORMATS[x.dim()]) and not x.is_contiguous()
+    return _Call(op, shapes, needs_grad, tuple(node.args[3:]), is_dynamic, last)
 
 
 def _choose(call: _Call, outcomes: Outcomes, training: bool) -> Choice:
     if preferences.determinism_is_asked_for():
         return Choice(PYTORCH, None, {}, "PyTorch is in deterministic mode, so nothing is timed")
-    key = f"compiled {'training' if training else 'inference'} {call.key}"
+    key = f"compiled {'training step' if training else 'inference'} {call.key}"
     entry, source = outcomes.find(key)
     if entry is None:
         if not training:
             tensors = call.tensors(training=False, channels_last=False)
             online.autotune(_timed(PUBLIC[call.op], tensors, call.rest, False))
-        if not _has_kernels(call, training):
+        if not training and not _has_kernels(call):
             return Choice(PYTORCH, None, {}, "polyconv's operator would run it, too")
-        entry = outcomes.measured[key] = _trials(call, training)
+        entry = outcomes.measured[key] = _step_trials(call) if training else _trials(call)
     return Choice(entry.choice, None, dict(entry.seconds), source)
 
 
-def _has_kernels(call: _Call, training: bool) -> bool:
-    """True if the planner chooses a native kernel, not ATen's, for any pass."""
-    tensors = call.tensors(training=training, channels_last=False)
+def _has_kernels(call: _Call) -> bool:
+    """True if the planner chooses a native kernel, not ATen's."""
+    tensors = call.tensors(training=False, channels_last=False)
     with preferences.watched(alone=True) as seen:
-        _timed(PUBLIC[call.op], tensors, call.rest, training)()
+        _timed(PUBLIC[call.op], tensors, call.rest, False)()
     return any(not decision.choice.endswith(aten.NAME) for decision in seen)
 
 
-def _trials(call: _Call, training: bool) -> Entry:
-    best = run_trials(dict(_calls(call, training)), ROUNDS, POLYCONV).best
+def _trials(call: _Call) -> Entry:
+    best = run_trials(dict(_calls(call)), ROUNDS, POLYCONV).best
     theirs = min(seconds for name, seconds in best.items() if name != POLYCONV)
     winner = POLYCONV if MARGIN * best[POLYCONV] < theirs else PYTORCH
     return Entry(winner, best, theirs)
 
 
-def _calls(call: _Call, training: bool) -> Iterator[tuple[str, Callable[[], object]]]:
+def _step_trials(call: _Call) -> Entry:
+    """Times of both operators in each layout that the graph may have; none is dropped, because all convolutions of the
+    graph decide on the layout."""
+    calls = dict(_steps(call))
+    for name, step in calls.items():
+        if name.startswith(POLYCONV):
+            online.autotune(step)
+    best = run_trials(calls, ROUNDS, *calls).best
+    theirs = min(seconds for name, seconds in best.items() if name.startswith(PYTORCH))
+    return Entry(min(best, key=best.__getitem__), best, theirs)
+
+
+def _steps(call: _Call) -> Iterator[tuple[str, Callable[[], object]]]:
+    both = call.op.rank == 2 and not call.channels_last  # Inductor moves only these to channels_last
+    for channels_last in (False, True) if both else (call.channels_last,):
+        tensors = call.tensors(training=True, channels_last=channels_last)
+        suffix = LAST if channels_last else ""
+        theirs = partial(_of_weight_in_layout, call.op.aten) if both and channels_last else call.op.aten
+        yield PYTORCH + suffix, _timed(theirs, tensors, call.rest, True)
+        yield POLYCONV + suffix, _timed(PUBLIC[call.op], tensors, call.rest, True)
+
+
+def _of_weight_in_layout(function: Callable[..., Tensor], x: Tensor, w: Tensor, *rest: Any) -> Tensor:
+    """As Inductor calls PyTorch's convolution: a copy of the weight has the layout of the input."""
+    return function(x, w.contiguous(memory_format=torch.channels_last), *rest)
+
+
+def _calls(call: _Call) -> Iterator[tuple[str, Callable[[], object]]]:
     layouts = (False, True) if call.op.rank > 1 else (False,)
     for channels_last in layouts:
-        tensors = call.tensors(training=training, channels_last=channels_last)
-        name = PYTORCH + (", channels_last" if channels_last else "")
-        yield name, _timed(call.op.aten, tensors, call.rest, training)
-    tensors = call.tensors(training=training, channels_last=call.op.rank > 1)
+        tensors = call.tensors(training=False, channels_last=channels_last)
+        yield PYTORCH + (LAST if channels_last else ""), _timed(call.op.aten, tensors, call.rest, False)
+    tensors = call.tensors(training=False, channels_last=call.op.rank > 1)
     ours = PUBLIC[call.op]
 
     def converted(x: Tensor, *rest: Any) -> Tensor:
         y = ours(x.contiguous(), *rest)
         return y.contiguous(memory_format=_FORMATS[y.dim()]) if y.dim() in _FORMATS else y
 
-    yield POLYCONV, _timed(converted, tensors, call.rest, training)
+    yield POLYCONV, _timed(converted, tensors, call.rest, False)
 
 
 def _timed(
@@ -177,6 +248,12 @@ def _timed(
     def step() -> object:
         with torch.enable_grad():
             y = function(*tensors, *rest)
-            return torch.autograd.grad(y, leaves, torch.ones_like(y)) if leaves else y
+            if not leaves:
+                return y
+            gradients = torch.autograd.grad(y, leaves, torch.ones_like(y))
+            return [
+                torch.empty_like(leaf).copy_(its) if its.stride() != leaf.stride() else its
+                for leaf, its in zip(leaves, gradients, strict=True)
+            ]  # as AccumulateGrad
 
     return step
