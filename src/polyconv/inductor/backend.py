@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from ..autotune.online import trim_memory
 from ..cpu import native as kernels
 from ..dispatch.override import MODULE, why_not_native
 from ..runtime.warn_once import warn_once
@@ -100,6 +101,7 @@ class FrozenGraph:
             reason = str(error).partition("\n")[0]
             warn_once(f'torch.compile(backend="polyconv") compiles a graph with Inductor alone: {reason}')
         self._times += 1
+        trim_memory()
         holds = _unchanged(constants, self._static, versions)
         return _Frozen(holds, compiled, [*self._layers, *layer_pass.layers])
 

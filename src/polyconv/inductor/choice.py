@@ -250,6 +250,7 @@ def _onednn(layer: Layer, residual: Tensor | None) -> Callable[[Tensor], Any]:
     """Inductor's call: oneDNN's packed convolution with the epilogue as far as Inductor fuses it."""
     activation, w, bias = layer.epilogue.activation, layer.packed, layer.bias_value
     then = activation.in_place
+    assert w is not None
     if not w.is_mkldnn:
         plain = torch.ops.aten.convolution.default
         moves: tuple[Any, ...] = (layer.stride, layer.padding, layer.dilation, False, (0, 0), layer.groups)
@@ -287,7 +288,7 @@ def _random(shape: tuple[int, ...]) -> Tensor:
 
 def _key(layer: Layer) -> str:
     parts = [f"compiled {problem_key(layer.problem, kept_weights=True)}"]
-    if not layer.packed.is_mkldnn:
+    if layer.packed is not None and not layer.packed.is_mkldnn:
         parts.append("against an unpacked weight")
     if layer.prologue is not None:
         parts.append(f"of {layer.prologue}")

@@ -84,30 +84,44 @@ class LayerPass:
                 out = last = layer.epilogue.last
                 if choice.candidate is not None:
                     out = replaced[last] = _replace(gm, graph, layer, choice, len(self.layers))
+                    layer = replace(layer, packed=None)
                 if (link := link_of(len(self.layers) - 1, layer, out, choice.candidate)) is not None:
                     if links and not any(each.is_depthwise for each in (*links[-2:], link)):
                         links.pop()  # it is in no chain, and holds its weights
                     links.append(link)
+                    self._chain(gm, graph, chooser, links, replaced)
                 del layer, link
                 trim_memory()  # of the trials, and of the weight that was packed for oneDNN
-            self._chain(gm, graph, chooser, links, replaced)
+            self._chain(gm, graph, chooser, links, replaced, at_the_end=True)
         self.outcomes.save()
         graph.eliminate_dead_code()
         _write_parts_in_place(graph)
         _overwrite_residuals(graph)
 
     def _chain(
-        self, gm: GraphModule, graph: Graph, chooser: Chooser, links: Sequence[Link], replaced: dict[Node, Node]
+        self,
+        gm: GraphModule,
+        graph: Graph,
+        chooser: Chooser,
+        links: list[Link],
+        replaced: dict[Node, Node],
+        *,
+        at_the_end: bool = False,
     ) -> None:
-        """Replaces chains of layers by one call where that is faster. ``replaced``: nodes, and the calls that stand for
-        them."""
+        """Replaces chains of layers by one call where that is faster. Decided chains leave ``links``, which frees their
+        weights. Before the end of the graph, a chain that may get another layer stays. ``replaced``: nodes, and the
+        calls that stand for them."""
 
         def now(node: Node) -> Node:
             while node in replaced:
                 node = replaced[node]
             return node
 
-        for chain in chains(links):
+        for chain in list(chains(links)):
+            if chain[-1].is_depthwise and not at_the_end:
+                continue
+            decided = [link.out for link in chain]
+            links[:] = [link for link in links if link.out not in decided]
             out, residual = chain[-1].out, chain[-1].layer.epilogue.residual
             if out in replaced:  # an addition of two convolutions ends both layers, and the other one has it
                 continue

@@ -46,8 +46,8 @@ class Layer:
 
     node: Node
     x: Node
-    packed: Tensor
-    """The weight as the graph has it: packed for oneDNN, or plain."""
+    packed: Tensor | None
+    """The weight that Inductor's own call reads: packed for oneDNN, or plain. None once another kernel runs."""
     bias: Node | None
     bias_value: Tensor | None
     w: Tensor
