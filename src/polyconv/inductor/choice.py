@@ -6,7 +6,6 @@ file keeps the outcomes, so the next compilation of the same layer on the same m
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +19,7 @@ from .. import settings
 from ..activation import Activation
 from ..autotune import preferences, tuning_lookup
 from ..autotune.elimination import MIN_SPEEDUP, Elimination
+from ..autotune.online import clock
 from ..autotune.tuning_file import Entry, Tuning, TuningError, update
 from ..cpu import native, planner
 from ..cpu.costs import Costs
@@ -39,7 +39,7 @@ CHAIN, SEPARATE = "in a chain", "separate layers"
 ROUNDS = 5
 """Trials of a candidate."""
 RUNS = 2
-"""Runs of a trial, of which the best counts: a run that is preempted must not drop a candidate."""
+"""Runs of a trial, of which the best counts: with several threads, a preempted run must not drop a candidate."""
 PER_ENGINE, MOST = 2, 4
 """Candidates that are timed: of one engine, and of all."""
 AS_FAST = 1.08
@@ -171,9 +171,9 @@ def run_trials(
 
     def run(call: Callable[[], object]) -> float:
         before()
-        began = time.perf_counter()
+        began = clock()
         call()
-        return time.perf_counter() - began
+        return clock() - began
 
     while not session.decided:
         name = session.next
