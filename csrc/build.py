@@ -46,6 +46,8 @@ WITH_TORCH = {"cpu": STABLE, "runtime": ""}
 """Parts that call torch, and the interface that they keep to: "runtime" serves only the torch that it is built with."""
 LARGE = ("tile_lanes", "channel_lanes")
 """Folders whose sources compile longest: many schemes, for each instruction set."""
+PER_CALL, SMALL = ("bindings", "runtime"), "-Os"
+"""Folders of code that runs once per call, which is compiled for size: 70 KB less in a wheel."""
 BOUNDARIES = "-Wa,-mbranches-within-32B-boundaries"
 """From Skylake to Cascade Lake, a loop whose jump touches such a boundary is decoded in every iteration, which costs up
 to a third of its speed, depending on its address. Not every assembler knows the option."""
@@ -157,19 +159,24 @@ def _compile(part: str, sources: list[Path], objects: Path, more_flags: list[str
     option = OF_PROCESSOR[target()[0]]
     of_processor = option if _takes(option) else ""
     flags = [flag for flag in (*FLAGS, of_processor, PYTHON, WITH_TORCH.get(part)) if flag]
-    command = [*compiler(), *flags, *more_flags, *includes, "-iquote", str(Path("csrc", part)), "-c"]
+    includes += ["-iquote", str(Path("csrc", part)), "-c"]
+
+    def command_of(source: Path) -> list[str]:
+        small = [SMALL] if source.parent.name in PER_CALL else []
+        return [*compiler(), *flags, *small, *more_flags, *includes]
 
     def compile_one(source: Path) -> bool:
         target = _object(objects, source)
         target.parent.mkdir(parents=True, exist_ok=True)
         listed, key = target.with_suffix(".d"), target.with_suffix(".key")
         key.unlink(missing_ok=True)
+        command = command_of(source)
         ran = subprocess.run([*command, str(source), "-o", str(target), "-MD", "-MF", str(listed)], cwd=ROOT)
         if ran.returncode == 0:
             key.write_text(_key(command, listed))
         return ran.returncode == 0
 
-    stale = [source for source in sources if _is_stale(_object(objects, source), command)]
+    stale = [source for source in sources if _is_stale(_object(objects, source), command_of(source))]
     # One job per core, because a compiler takes a gigabyte. The largest sources first.
     stale.sort(key=lambda source: source.parent.name in LARGE, reverse=True)
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
