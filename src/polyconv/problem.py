@@ -49,6 +49,10 @@ TF32 = "TF32"
 IMAGE_CHANNELS = 4
 """Most channels of an input that is assumed to be the network's own input, which needs no gradient."""
 
+LENGTH_BITS = 5
+"""Significant bits of the lengths of signals for which choices are made; others take that of the next smaller one.
+PyTorch needs about a millisecond for a length that it has not met, and a choice would take twice as long."""
+
 AXES = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width")}
 """Number of axes -> their names."""
 
@@ -113,6 +117,14 @@ def output_size(in_size: Sequence[int], kernel: Sequence[int], moves: Moves) -> 
     """Output extents; zero or negative where the kernel does not fit."""
     before, after = moves.padding[::2], moves.padding[1::2]
     return tuple(map(output_extent, in_size, before, after, kernel, moves.stride, moves.dilation))
+
+
+def planned_length(length: int, padding: int, stretched: int) -> int:
+    """Length of the signal whose choice a dense float32 signal takes: the next smaller one of :data:`LENGTH_BITS`
+    significant bits. Its own, if a kernel that covers ``stretched`` pixels would not fit into that one."""
+    low = max(0, length.bit_length() - LENGTH_BITS)
+    rounded = length >> low << low
+    return rounded if rounded > 0 and rounded + padding >= stretched else length
 
 
 def contiguous_strides(shape: Shape) -> Strides:

@@ -198,6 +198,15 @@ def test_many_patches_are_a_product_per_image() -> None:
     check(patches.NAME, problem, torch.float32, tensors_of(problem, torch.float32))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", Pass, ids=str)
+def test_patches_of_weights_with_adjacent_channels(kind: Pass, dtype: torch.dtype) -> None:
+    problem = Problem.make(kind, (2, 3, 27, 31), (10, 3, 12, 9), stride=(12, 9), bias=kind is Pass.FPROP)
+    tensors = tensors_of(problem, dtype)
+    tensors["w"] = tensors["w"].contiguous(memory_format=torch.channels_last)  # and the gradient like it
+    check(patches.NAME, problem, dtype, tensors)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("layout", ["rows", "channels"])
 def test_same_bits_for_any_threads(dtype: torch.dtype, layout: str) -> None:

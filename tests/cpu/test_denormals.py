@@ -143,6 +143,46 @@ def test_depthwise_and_epilogues() -> None:
             assert (y.double() - exact).abs().max() <= 4 * UNIT + 1e-5 * exact.abs().max()
 
 
+LARGE = {
+    "rows": ((1, 6, 70, 81), 1, 3, torch.contiguous_format),
+    "planes": ((2, 20, 19, 21), 2, 3, torch.contiguous_format),
+    "tiles": ((2, 64, 70, 41), 1, 3, torch.channels_last),
+    "tiles, stride": ((1, 40, 130, 51), 2, 5, torch.channels_last),
+    "pixels": ((1, 40, 130, 51), 1, 4, torch.channels_last),
+    "few pixels": ((2, 5, 130, 51), 1, 3, torch.channels_last),
+}
+"""Sizes of the input, stride, taps along an axis, memory format: channels_last images have several bands of rows."""
+
+
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+@pytest.mark.parametrize("hidden", [None, 1e30, float("inf")], ids=str)
+@pytest.mark.parametrize("name", LARGE)
+def test_tiny_images_with_epilogues(name: str, hidden: float | None, activation: str) -> None:
+    """A bias of any size, a residual that is the output, and one value that must not overflow where it is scaled."""
+    shape, stride, taps, memory_format = LARGE[name]
+    torch.manual_seed(0)
+    channels, before = shape[1], taps // 2
+    x, w = torch.randn(shape) * 1e-40, torch.randn(channels, 1, taps, taps)
+    if hidden is not None:
+        x[-1, -1, -7, -9] = hidden
+    x = x.contiguous(memory_format=memory_format)
+    geometry = [stride, stride, before, before, 1, 1, channels, 0]
+    number = native.facts()["activations"].index(activation)
+    act = {"relu": torch.relu, "silu": torch.nn.functional.silu}[activation]
+    for bias in (None, torch.randn(channels) * 1e-40, torch.randn(channels), torch.full((channels,), 3e38)):
+        doubled = None if bias is None else bias.double()
+        sums = torch.conv2d(x.double(), w.double(), doubled, stride, before, 1, channels)
+        for residual in (False, True):
+            y = torch.full_like(sums, 1e-39 if residual else torch.nan, dtype=torch.float32)
+            y = y.contiguous(memory_format=memory_format)
+            exact = act(sums + 1e-39 if residual else sums)
+            native.operator("depthwise_fprop")(x, w, bias, y, geometry, y if residual else None, number)
+            allowed = 4 * UNIT + 3e-6 * exact.abs() + (0.0 if hidden is None else 2.0**-120)
+            finite = exact.abs() < 3e38
+            torch.testing.assert_close(y[~finite], exact[~finite].float(), rtol=1e-5, atol=0, equal_nan=True)
+            assert bool(((y.double() - exact).abs() <= allowed)[finite].all()), f"{bias}, residual: {residual}"
+
+
 def test_scaling_is_exact() -> None:
     """Up to ordinary numbers and back to the same bits, for every denormal magnitude and sign, in any layout."""
     bits = torch.cat([torch.arange(0, 2**23, 4001), torch.arange(2**23, (127 - 49) << 23, 2**20 + 77)]).int()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 import polyconv
 from entered import entered
+from polyconv import settings
 from polyconv.autotune import preferences
 from polyconv.backend import backend_for, candidate_names
+from polyconv.cpu import native, planner
 from polyconv.cpu.engines import aten
-from polyconv.dispatch import prepare
+from polyconv.dispatch import fastpath, prepare
 from polyconv.model.explain import problems_of
-from polyconv.problem import Pass
+from polyconv.problem import Pass, planned_length
 from polyconv.runtime.guards import alike
 from polyconv.tuning_key import problem_key
 
@@ -246,3 +248,97 @@ def test_calls_of_the_same_shapes_do_not_pile_up() -> None:
         torch.testing.assert_close(polyconv.conv2d(x, w), F.conv2d(x, w), rtol=1e-4, atol=1e-3)
     rows = [call for call in prepare.known.values() if hasattr(call, "place")]
     assert max(call.place for call in rows) <= 8
+
+
+# ---- signals of many lengths
+
+
+def signal_layer(transposed: bool) -> nn.Module:
+    if transposed:
+        return polyconv.ConvTranspose1d(10, 1, 8, stride=2, padding=1, bias=False)
+    return polyconv.Conv1d(25, 50, 3, padding=1)
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Lengths of the problems that are planned while a test runs. Only ATen takes those below 1000."""
+    found: list[int] = []
+    plan = preferences.plan
+
+    def noted(backend: Any, problem: Any, **how: Any) -> Any:
+        found.append(problem.in_size[-1])
+        return plan(backend, problem, **how)
+
+    def forget() -> None:
+        for table in (planner._plan, planner._offered_here, planner._gain):
+            table.cache_clear()
+        prepare.known.clear()
+        fastpath._signals.clear()
+
+    monkeypatch.setattr(preferences, "plan", noted)
+    monkeypatch.setattr(native, "takes", lambda problem: problem.in_size[-1] >= 1000)
+    forget()
+    yield found
+    forget()
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_lengths_with_one_choice_are_planned_once(mode: str, transposed: bool, planned: list[int]) -> None:
+    torch.manual_seed(0)
+    layer = signal_layer(transposed)
+    op = F.conv_transpose1d if transposed else F.conv1d
+    with MODES[mode]():
+        for length in (*range(100, 140), 121, 122):
+            x = torch.randn(2, layer.in_channels, length)
+            y = layer(x)
+            expected = op(x, layer.weight, layer.bias, layer.stride, layer.padding)
+            torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+            if mode == "training":
+                y.sum().backward()
+    lengths = {2 * length + 4 if transposed else length for length in range(100, 140)}
+    assert len(planned) < len(lengths)
+    asked = set(planned)
+    assert {planned_length(length, 2, 8) for length in lengths} <= {planned_length(length, 2, 8) for length in asked}
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_length_that_is_not_planned_has_the_choice_of_its_plan(transposed: bool, planned: list[int]) -> None:
+    layer = signal_layer(transposed)
+    lengths = (*range(1, 70), *range(70, 3000, 61))
+
+    def calls(*, alone: bool) -> Iterator[Any]:
+        for length in lengths:
+            if alone:
+                fastpath._signals.clear()
+                prepare.known.clear()
+            layer(torch.randn(1, layer.in_channels, length))
+            *_, last = prepare.known.values()
+            yield last.aten_arguments
+
+    with torch.inference_mode():
+        together = list(calls(alone=False))
+        assert len(planned) < len(lengths)
+        assert together == list(calls(alone=True))
+
+
+def test_other_tensors_and_preferences_are_planned(planned: list[int]) -> None:
+    layer = signal_layer(False)
+    with torch.inference_mode():
+        layer(torch.randn(1, 25, 120))
+        for other in (torch.randn(1, 121, 25).mT, torch.randn(2, 25, 121), torch.randn(1, 25, 121).double()):
+            if other.dtype == torch.float64:
+                layer.double()
+            planned.clear()
+            layer(other)
+            assert planned, other.stride()
+        layer.float()
+        with preferences.Forced({}):
+            for length in (120, 121, 122):
+                planned.clear()
+                layer(torch.randn(1, 25, length))
+                assert planned
+        with settings.use(tolerance=0.5):
+            planned.clear()
+            layer(torch.randn(1, 25, 121))
+            assert planned

@@ -1,5 +1,4 @@
-// Operands of the depthwise kernels in half precision, or below the range of ordinary numbers: float32 copies of blocks
-// of channels, which stay in a core's cache.
+// Operands of the depthwise kernels in half precision: float32 copies of blocks of channels, which stay in a core's cache.
 #pragma once
 
 #include <algorithm>
@@ -94,36 +93,14 @@ class Images {
 
   // The copy is times a power of two if all elements are tiny. Returns its exponent, or 0.
   int WidenTo(float* target, int64_t image, int64_t first, int64_t channels) const {
-    const HalfRuns runs = RunsOf(channels);
-    const int64_t length = static_cast<int64_t>(runs.length);
-    if (!ScalesInPlace(runs)) {
-      CopyTo(target, image, first, channels);
-      return type_ == Element::kFloat16 ? 0 : Normalise(target, static_cast<int64_t>(SizeOf(channels)));
-    }
-    const auto* source = reinterpret_cast<const float*>(At(image, first));
-    std::uint32_t largest = 0;
-    for (std::size_t i = 0; i < runs.runs && !IsOrdinary(largest); i++) {
-      largest = std::max(largest, LargestMagnitude(source + i * runs.step, length));
-    }
-    const int exponent = ExponentFor(largest);
-    if (exponent == 0) CopyTo(target, image, first, channels);
-    for (std::size_t i = 0; i < runs.runs && exponent > 0; i++) {
-      ScaleUp({source + i * runs.step, 1, target + i * runs.length, 1}, length, exponent);
-    }
-    return exponent;
+    CopyTo(target, image, first, channels);
+    return type_ == Element::kFloat16 ? 0 : Normalise(target, static_cast<int64_t>(SizeOf(channels)));
   }
 
   // Of elements times 2^exponent, which are overwritten unless it is 0.
   void RoundFrom(float* source, int exponent, int64_t image, int64_t first, int64_t channels) const {
-    const HalfRuns runs = RunsOf(channels);
-    if (exponent == 0 || !ScalesInPlace(runs)) {
-      Rescale(source, static_cast<int64_t>(SizeOf(channels)), exponent);
-      return Round(TheSet(), type_, runs, source, At(image, first));
-    }
-    auto* target = reinterpret_cast<float*>(At(image, first));
-    for (std::size_t i = 0; i < runs.runs; i++) {
-      ScaleDown({source + i * runs.length, 1, target + i * runs.step, 1}, static_cast<int64_t>(runs.length), exponent);
-    }
+    Rescale(source, static_cast<int64_t>(SizeOf(channels)), exponent);
+    Round(TheSet(), type_, RunsOf(channels), source, At(image, first));
   }
 
  private:
@@ -136,12 +113,7 @@ class Images {
            (tensor.size(2) == 1 || tensor.stride(2) == tensor.size(3) * column);
   }
 
-  // Whether elements are scaled where they are: floats in runs that are worth a call.
-  bool ScalesInPlace(const HalfRuns& runs) const { return type_ == Element::kFloat && runs.length >= 256; }
-
-  char* At(int64_t image, int64_t channel) const {
-    return data_ + (image * batch_ + channel * channel_) * (type_ == Element::kFloat ? 4 : 2);
-  }
+  char* At(int64_t image, int64_t channel) const { return data_ + (image * batch_ + channel * channel_) * 2; }
   HalfRuns RunsOf(int64_t channels) const {
     if (planes_ ? channel_ == pixels_ : column_ == channels) return {1, SizeOf(channels)};
     const auto pixels = static_cast<std::size_t>(pixels_), together = static_cast<std::size_t>(channels);
@@ -154,12 +126,5 @@ class Images {
   int64_t width_, pixels_;
   bool planes_;
 };
-
-// Whether tiny floats are converted in blocks, by the layouts of two images, a weight and a bias. Pixels are not: a block
-// has few of their channels.
-inline bool AreConvertible(const View& x, const View& y, const View& w, const std::optional<View>& bias) {
-  return Images::HasPlanes(x) && Images::HasPlanes(y) && Elements::Takes(w) &&
-         (!bias.has_value() || Elements::Takes(*bias));
-}
 
 }  // namespace polyconv

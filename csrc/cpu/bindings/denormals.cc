@@ -46,17 +46,6 @@ void ForRows(const View& a, const View& b, const Body& body) {
   }
 }
 
-// LargestMagnitude of a tensor.
-std::uint32_t LargestOf(const View& tensor) {
-  const float* data = tensor.const_data_ptr<float>();
-  std::uint32_t largest = 0;
-  ForRows(tensor, tensor, [&](int64_t first, int64_t, int64_t count, int64_t step, int64_t) {
-    largest = std::max(largest, LargestMagnitude(data + first, count, step));
-    return !IsOrdinary(largest);
-  });
-  return largest;
-}
-
 // to = from * 2^exponent by ScaleUp or ScaleDown.
 void Apply(decltype(ScaleUp)& scale, int exponent, const View& from, const View& to) {
   const FloatControl flush;
@@ -136,10 +125,20 @@ void FinishForward(const View& sum, int exponent, const std::optional<View>& bia
 
 }  // namespace
 
-Operand::Operand(const View& given, Scratch& scratch) : view(Scaled(given, scratch)) {}
+std::uint32_t LargestOf(const View& tensor, std::uint32_t enough) {
+  const float* data = tensor.const_data_ptr<float>();
+  std::uint32_t largest = 0;
+  ForRows(tensor, tensor, [&](int64_t first, int64_t, int64_t count, int64_t step, int64_t) {
+    largest = std::max(largest, LargestMagnitude(data + first, count, step, enough));
+    return largest < enough;
+  });
+  return largest;
+}
 
-View Operand::Scaled(const View& given, Scratch& scratch) {
-  exponent = ExponentFor(LargestOf(given));
+Operand::Operand(const View& given, Scratch& scratch, int most) : view(Scaled(given, scratch, most)) {}
+
+View Operand::Scaled(const View& given, Scratch& scratch, int most) {
+  if (most > 0) exponent = std::min(ExponentFor(LargestOf(given)), most);
   if (exponent == 0) return given;
   const int64_t count = DenseStrides(given, strides_);
   const View copy(given, strides_, scratch.Get(count));

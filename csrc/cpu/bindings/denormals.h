@@ -18,7 +18,8 @@ namespace polyconv {
 // so ordinary tensors are not read to their end. The copy is in `scratch`, since new pages cost more than the scaling.
 class Operand {
  public:
-  Operand(const View& given, Scratch& scratch);
+  // `most`: the largest exponent; 0 takes the tensor as it is, unread.
+  Operand(const View& given, Scratch& scratch, int most = 149);
   Operand(const Operand&) = delete;
   Operand& operator=(const Operand&) = delete;
 
@@ -30,7 +31,7 @@ class Operand {
   const View view;
 
  private:
-  View Scaled(const View& given, Scratch& scratch);
+  View Scaled(const View& given, Scratch& scratch, int most);
 };
 
 // Both operands of a pass.
@@ -41,6 +42,9 @@ struct Operands {
   static inline thread_local Scratch scratch[2];
   const Operand a, b;
 };
+
+// Bits of the largest magnitude of a tensor. Those of any that has `enough`, if there is one.
+std::uint32_t LargestOf(const View& tensor, std::uint32_t enough = kOrdinaryBits);
 
 // True if none of some elements that are spread over the tensor is ordinary, so that all may be tiny. Float16 has no such
 // numbers.

@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <optional>
 #include <vector>
@@ -63,6 +64,91 @@ void SetBias(DepthwiseCorrelation& conv, const std::optional<View>& bias) {
   conv.bias_step = bias->stride(0);
 }
 
+// Whether kernels pack `x`, and scale it then if it is tiny. Those for adjacent channels read it where it is.
+bool IsPacked(const View& x) {
+  return x.stride(1) != 1;
+}
+
+// Whether CorrelateBands takes a correlation: rows without gaps, of adjacent channels, and outputs in order.
+bool HasBands(const View& x, const DepthwiseAxis& height, Border border) {
+  return !IsPacked(x) && x.size(1) > 1 && x.stride(3) == x.size(1) && x.stride(2) == x.size(3) * x.size(1) &&
+         border == Border::kZeros && height.phases.size() == 1;
+}
+
+// Correlates tiny images of adjacent channels in bands of rows, which are scaled in copies that stay in a core's cache.
+void CorrelateBands(const DepthwiseCorrelation& whole, int64_t row) {
+  constexpr int64_t kFloats = 1 << 17;
+  const DepthwiseAxis& height = whole.height;
+  const AxisPhase& all = height.phases[0];
+  const int64_t halo = (all.taps - 1) * all.dilation, outputs = height.target;
+  const int64_t rows = std::min(outputs, std::max<int64_t>(4, (kFloats / row - halo - 1) / height.stride + 1));
+  const int64_t bands = (outputs + rows - 1) / rows;
+  TheRuntime().parallel_for(whole.batch * bands, [&](int64_t begin, int64_t end) {
+    static thread_local Scratch scratch;
+    for (int64_t task = begin; task < end; task++) {
+      const int64_t image = task / bands, from = task % bands * rows, count = std::min(rows, outputs - from);
+      const int64_t top = from * height.stride - all.padding, bottom = top + (count - 1) * height.stride + halo + 1;
+      const int64_t first = std::clamp<int64_t>(top, 0, height.source - 1);
+      const int64_t read = std::clamp<int64_t>(bottom, first + 1, height.source) - first;
+      float* copy = scratch.Get(static_cast<std::size_t>(read * row));
+      const float* x = whole.x + image * whole.x_batch + first * whole.x_row;
+      if (!WereTiny(ScaleUp({x, 1, copy, 1}, read * row, kTinyExponent))) *whole.tiny.ordinary = true;
+      DepthwiseCorrelation band = whole;
+      AxisPhase phase = all;
+      phase.count = static_cast<int>(count), phase.padding = static_cast<int>(first - top);
+      band.height = MakeAxis(static_cast<int>(read), static_cast<int>(count), height.stride, {phase});
+      band.batch = 1, band.x = copy;
+      band.tiny.scales = false;  // not once more
+      band.y += image * whole.y_batch + from * whole.y_row;
+      RunDepthwise(TheSet(), band, OneThread());
+    }
+  });
+}
+
+// Correlates float32 tensors. Tiny ones are scaled where they are packed, and so is the sum where it is stored. A bias is
+// times the same power of two in the meantime; activations other than ReLU, and residuals, take another pass over the
+// output.
+void Correlate(const View& x, const View& w, const std::optional<View>& bias, const View& y, const Geometry& geometry,
+               AxisOf axis_of, const Epilogue<float>& epilogue) {
+  // 2^100 times a number that is scaled, and 2^16 times the largest factor of a sum, are no infinity.
+  constexpr std::uint32_t kHuge = std::uint32_t{127 + 100} << 23, kLargeBias = std::uint32_t{127 + 16} << 23;
+  static thread_local Scratch scratch[2];
+  bool scales = MayBeTiny(x) && LargestOf(w, kHuge) < kHuge;
+  const bool in_bands = scales && HasBands(x, ShapeOf(x, w, y, geometry, axis_of).height, geometry.border);
+  const bool copies = scales && !in_bands && !IsPacked(x);
+  scales = scales && !copies;
+  const Operand input(x, scratch[0], copies ? kTinyExponent : 0), weights(w, scratch[1], kTinyExponent);
+  std::vector<float> biases;
+  const auto run = [&](const View& target, const std::optional<View>& added, const Epilogue<float>& finish) {
+    std::atomic<bool> ordinary{false};
+    DepthwiseCorrelation conv = Describe(input.view, weights.view, target, geometry, axis_of);
+    conv.epilogue = finish;
+    conv.tiny = {input.exponent + weights.exponent + (scales ? kTinyExponent : 0), scales, &ordinary};
+    SetBias(conv, added);
+    if (conv.bias != nullptr && conv.tiny.exponent > 0) {
+      biases.resize(bias->numel());
+      ScaleUp({conv.bias, conv.bias_step, biases.data(), 1}, bias->numel(), conv.tiny.exponent);
+      conv.bias = biases.data(), conv.bias_step = 1;
+    }
+    if (scales && in_bands) {
+      CorrelateBands(conv, x.stride(2));
+    } else {
+      RunDepthwise(TheSet(), conv, TheRuntime());
+    }
+    return !ordinary;
+  };
+  const auto run_any = [&](const View& target, const std::optional<View>& added, const Epilogue<float>& finish) {
+    if (run(target, added, finish)) return;
+    scales = false;
+    run(target, added, finish);
+  };
+  const bool simple = epilogue.residual == nullptr &&
+                      (epilogue.activation == Activation::kNone || epilogue.activation == Activation::kRelu);
+  if (input.exponent + weights.exponent == 0 && !scales) return run_any(y, bias, epilogue);
+  if (simple && (!bias.has_value() || LargestOf(*bias, kLargeBias) < kLargeBias)) return run_any(y, bias, epilogue);
+  ForwardOfTiny(y, 0, bias, epilogue, [&](const View& sum) { run_any(sum, std::nullopt, {}); });
+}
+
 // Calls run(image, first, count, memory) for blocks of groups of an image whose float32 copies, `floats` per group, stay
 // in a core's cache. Blocks depend on the sizes only. Each runs in one thread.
 template <class Run>
@@ -100,7 +186,7 @@ void FinishBlock(const DepthwiseCorrelation& block, int64_t pixels, bool planes)
   }
 }
 
-// Correlates tensors that are in half precision, or tiny, in float32 copies of blocks (converted.h). Every block is
+// Correlates tensors that are in half precision in float32 copies of blocks (converted.h). Every block that is tiny is
 // scaled by its own power of two.
 void CorrelateConverted(const View& x, const View& w, const std::optional<View>& bias, const View& y,
                         const Geometry& geometry, AxisOf axis_of, const Epilogue<float>& epilogue,
@@ -118,7 +204,6 @@ void CorrelateConverted(const View& x, const View& w, const std::optional<View>&
   const int weight_exponent = Normalise(weights.data(), static_cast<int64_t>(weights.size()));
   const std::size_t read = from.SizeOf(whole.reads), written = to.SizeOf(whole.writes);
   const std::size_t kept = residual == nullptr ? 0 : written;
-  const bool in_place = !IsHalf(x) && !MayBeTiny(x);  // the weight is tiny
   ForEachBlock(x.size(0), whole.groups, std::max(from.together(), to.together()), read + written + kept,
                [&](int64_t image, int64_t first, int64_t groups, float* memory) {
                  const auto count = static_cast<std::size_t>(groups);
@@ -130,13 +215,9 @@ void CorrelateConverted(const View& x, const View& w, const std::optional<View>&
                  block.w += first * whole.reads * whole.writes * whole.w_channel;
                  if (block.bias != nullptr) block.bias += first * whole.writes;
                  SetY(block, to.StridesOf(groups * whole.writes), 0);
-                 int exponent = weight_exponent;
-                 if (in_place) {
-                   block.x = x.const_data_ptr<float>() + image * x.stride(0) + first * whole.reads * x.stride(1);
-                 } else {
-                   SetX(block, from.StridesOf(groups * whole.reads), 0);
-                   exponent += from.WidenTo(memory, image, first * whole.reads, groups * whole.reads);
-                 }
+                 SetX(block, from.StridesOf(groups * whole.reads), 0);
+                 const int exponent =
+                     weight_exponent + from.WidenTo(memory, image, first * whole.reads, groups * whole.reads);
                  block.x_group = block.reads * block.x_channel;
                  if (kept > 0) {
                    added.CopyTo(residual_copy, image, first * whole.writes, groups * whole.writes);
@@ -154,8 +235,7 @@ void CorrelateConverted(const View& x, const View& w, const std::optional<View>&
                });
 }
 
-// The weight gradient of tensors in half precision, or of tiny ones: those of some images at a time in float32, which
-// are added in double.
+// The weight gradient of tensors in half precision: those of some images at a time in float32, which are added in double.
 void ConvertedWeightGradient(const View& x, const View& dy, const View& dw, const std::optional<View>& db,
                              const Geometry& geometry) {
   constexpr int64_t kMostParts = 64;
@@ -270,17 +350,8 @@ void InputGradientOp(const Tensor& dy, const Tensor& w, const Tensor& dx, const 
   Require(geometry.border == Border::kZeros, "the depthwise input gradient knows only a border of zeros");
   if (dx.numel() == 0) return;
   const FloatControl flush;
-  if (IsHalf(dy) || (AreConvertible(dy, dx, w, bias) && (MayBeTiny(dy) || MayBeTiny(w)))) {
-    return CorrelateConverted(dy, w, bias, dx, geometry, &GradientAxis, {}, nullptr);
-  }
-  const Operands of(dy, w);
-  DepthwiseCorrelation conv = Describe(of.a.view, of.b.view, dx, geometry, &GradientAxis);
-  if (of.exponent() > 0) {
-    return ForwardOfTiny(dx, -of.exponent(), bias, {},
-                         [&](const View&) { RunDepthwise(TheSet(), conv, TheRuntime()); });
-  }
-  SetBias(conv, bias);
-  RunDepthwise(TheSet(), conv, TheRuntime());
+  if (IsHalf(dy)) return CorrelateConverted(dy, w, bias, dx, geometry, &GradientAxis, {}, nullptr);
+  Correlate(dy, w, bias, dx, geometry, &GradientAxis, {});
 }
 
 void WeightGradientOp(const Tensor& x, const Tensor& dy, const Tensor& dw, const std::optional<Tensor>& db,
@@ -288,22 +359,30 @@ void WeightGradientOp(const Tensor& x, const Tensor& dy, const Tensor& dw, const
   const Geometry geometry = ReadGeometry(geometry_numbers);
   RequireDepthwise(x, dw, dy, geometry);
   const FloatControl flush;
-  if (IsHalf(x) || (AreConvertible(x, dy, dw, db) && (MayBeTiny(x) || MayBeTiny(dy)))) {
-    return ConvertedWeightGradient(x, dy, dw, db, geometry);
-  }
-  const Operands of(x, dy);
-  DepthwiseWeightGradient g{ShapeOf(of.a.view, dw, of.b.view, geometry, &ForwardAxis)};
-  g.x = of.a.view.const_data_ptr<float>();
-  g.dy = of.b.view.const_data_ptr<float>();
+  if (IsHalf(x)) return ConvertedWeightGradient(x, dy, dw, db, geometry);
+  static thread_local Scratch scratch[2];
+  const bool packs = IsPacked(x) || IsPacked(dy);
+  const Operand a(x, scratch[0], packs ? 0 : kTinyExponent), b(dy, scratch[1], packs ? 0 : kTinyExponent);
+  DepthwiseWeightGradient g{ShapeOf(a.view, dw, b.view, geometry, &ForwardAxis)};
+  g.x = a.view.const_data_ptr<float>();
+  g.dy = b.view.const_data_ptr<float>();
   g.dw = dw.mutable_data_ptr<float>();
   g.multiplier = Extent(dy, 1) / g.groups;
   if (db.has_value()) {
     g.db = db->mutable_data_ptr<float>();
     g.bias_step = db->stride(0);
   }
+  std::atomic<bool> ordinary{false};
+  g.tiny = {0, packs && MayBeTiny(x), &ordinary};
+  g.scales_dy = packs && MayBeTiny(dy);
   RunDepthwise(TheSet(), g, TheRuntime());
-  Rescale(dw, -of.exponent());
-  if (db.has_value()) Rescale(*db, -of.b.exponent);
+  if (ordinary) {
+    g.tiny.scales = g.scales_dy = false;
+    RunDepthwise(TheSet(), g, TheRuntime());
+  }
+  const int of_dy = b.exponent + (g.scales_dy ? kTinyExponent : 0);
+  Rescale(dw, -(a.exponent + (g.tiny.scales ? kTinyExponent : 0) + of_dy));
+  if (db.has_value()) Rescale(*db, -of_dy);
 }
 
 // Longest sequential sum in `depthwise_wgrad`, for the error model. sizes: x (4), dw (4), rows and columns of dy.
@@ -325,20 +404,9 @@ void DepthwiseForward(const View& x, const View& w, const std::optional<View>& b
   RequireDepthwise(x, w, y, geometry);
   if (y.numel() == 0) return;
   const FloatControl flush;
-  if (IsHalf(x) || (AreConvertible(x, y, w, bias) && (MayBeTiny(x) || MayBeTiny(w)))) {
-    return CorrelateConverted(x, w, bias, y, geometry, &ForwardAxis, epilogue, residual);
-  }
+  if (IsHalf(x)) return CorrelateConverted(x, w, bias, y, geometry, &ForwardAxis, epilogue, residual);
   epilogue.residual = static_cast<const float*>(residual);
-  const Operands of(x, w);
-  DepthwiseCorrelation conv = Describe(of.a.view, of.b.view, y, geometry, &ForwardAxis);
-  if (of.exponent() > 0) {
-    return ForwardOfTiny(y, -of.exponent(), bias, epilogue, [&](const View& sum) {
-      RunDepthwise(TheSet(), Describe(of.a.view, of.b.view, sum, geometry, &ForwardAxis), TheRuntime());
-    });
-  }
-  conv.epilogue = epilogue;
-  SetBias(conv, bias);
-  RunDepthwise(TheSet(), conv, TheRuntime());
+  Correlate(x, w, bias, y, geometry, &ForwardAxis, epilogue);
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(polyconv_cpu, m) {

@@ -16,8 +16,7 @@ namespace {
 using std::int64_t;
 
 constexpr std::uint32_t kMagnitude = 0x7fffffff, kSmallestNormal = 0x00800000;
-constexpr std::uint32_t kOrdinary = std::uint32_t{127 - 48} << 23;  // 2^-48
-constexpr int kDenormalUnit = 149;                                  // denormals are multiples of 2^-149
+constexpr int kDenormalUnit = 149;  // denormals are multiples of 2^-149
 
 std::uint32_t Bits(float value) {
   return std::bit_cast<std::uint32_t>(value);
@@ -33,9 +32,9 @@ POLYCONV_CLONES std::uint32_t LargestOfRow(const float* from, int64_t count, int
   return largest;
 }
 
-// 2^exponent as a normal number. By its bits, since ldexp takes longer than scaling a short row.
+// 2^exponent, or the nearest power of two that is a normal number.
 float Power(int exponent) {
-  return std::bit_cast<float>(static_cast<std::uint32_t>(std::clamp(exponent, -126, 127) + 127) << 23);
+  return PowerOf(std::clamp(exponent, -126, 127));
 }
 
 // 2^exponent as a product of two floats, each a normal number.
@@ -78,44 +77,46 @@ struct Down {
 };
 
 template <class Scale>
-inline __attribute__((always_inline)) void Apply(const Scaled& numbers, int64_t count, int exponent) {
+inline __attribute__((always_inline)) std::uint32_t Apply(const Scaled& numbers, int64_t count, int exponent) {
   const Scale scale(exponent);
   const float* from = numbers.from;
   float* to = numbers.to;
+  std::uint32_t bits = 0;
   if (numbers.from_step == 1 && numbers.to_step == 1) {
 #ifdef __clang__  // in place, too
 #pragma clang loop vectorize(assume_safety)
 #else
 #pragma GCC ivdep
 #endif
-    for (int64_t i = 0; i < count; i++) to[i] = scale(from[i]);
+    for (int64_t i = 0; i < count; i++) bits |= Bits(to[i] = scale(from[i]));
   } else {
-    for (int64_t i = 0; i < count; i++) to[i * numbers.to_step] = scale(from[i * numbers.from_step]);
+    for (int64_t i = 0; i < count; i++) bits |= Bits(to[i * numbers.to_step] = scale(from[i * numbers.from_step]));
   }
+  return bits;
 }
 
 }  // namespace
 
 int ExponentFor(std::uint32_t largest) {
-  if (largest == 0 || largest >= kOrdinary) return 0;
+  if (largest == 0 || largest >= kOrdinaryBits) return 0;
   return largest < kSmallestNormal ? kDenormalUnit - std::bit_width(largest) + 1
                                    : 127 - static_cast<int>(largest >> 23);
 }
 
-std::uint32_t LargestMagnitude(const float* from, std::int64_t count, std::int64_t step) {
+std::uint32_t LargestMagnitude(const float* from, std::int64_t count, std::int64_t step, std::uint32_t enough) {
   constexpr int64_t kAtOnce = 1024;
   std::uint32_t largest = 0;
-  for (int64_t begin = 0; begin < count && largest < kOrdinary; begin += kAtOnce) {
+  for (int64_t begin = 0; begin < count && largest < enough; begin += kAtOnce) {
     largest = std::max(largest, LargestOfRow(from + begin * step, std::min(kAtOnce, count - begin), step));
   }
   return largest;
 }
 
-POLYCONV_CLONES void ScaleUp(const Scaled& numbers, std::int64_t count, int exponent) {
-  Apply<Up>(numbers, count, exponent);
+POLYCONV_CLONES std::uint32_t ScaleUp(const Scaled& numbers, std::int64_t count, int exponent) {
+  return Apply<Up>(numbers, count, exponent);
 }
-POLYCONV_CLONES void ScaleDown(const Scaled& numbers, std::int64_t count, int exponent) {
-  Apply<Down>(numbers, count, exponent);
+POLYCONV_CLONES std::uint32_t ScaleDown(const Scaled& numbers, std::int64_t count, int exponent) {
+  return Apply<Down>(numbers, count, exponent);
 }
 
 int Normalise(float* numbers, std::int64_t count) {

@@ -11,6 +11,7 @@
 
 #include "common/convolution.h"
 #include "common/lattice.h"
+#include "common/scaling.h"
 
 namespace polyconv {
 
@@ -67,6 +68,7 @@ struct DepthwiseShape {
   std::ptrdiff_t y_batch, y_channel, y_row, y_column;
   std::ptrdiff_t w_channel, w_row, w_column;
   std::ptrdiff_t bias_step;
+  Tiny tiny;  // the operand that is packed is x
 };
 
 // A forward pass or an input gradient. A group reads `reads` channels and writes `writes`; one of them is 1.
@@ -94,6 +96,7 @@ struct DepthwiseWeightGradient : DepthwiseShape {
   float* db;  // may be null
 
   int multiplier;
+  bool scales_dy = false;  // as tiny.scales
 };
 
 void RunDepthwise(InstructionSet set, const DepthwiseCorrelation& conv, const Runtime& runtime);

@@ -14,6 +14,7 @@
 #include "common/integers.h"
 #include "common/padded_line.h"
 #include "common/simd-inl.h"
+#include "common/tiny-inl.h"
 #include "depthwise/depthwise.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -51,16 +52,28 @@ class LinePacker {
   // Call once before the first Pack: positions that no pixel is written to stay zero.
   void Clear(float* lines, std::size_t count) const { std::memset(lines, 0, count * pitch() * sizeof(float)); }
 
-  HWY_INLINE void Pack(const float* row, std::ptrdiff_t step, float* line) const {
+  HWY_NOINLINE void Pack(const float* row, std::ptrdiff_t step, float* line) const {
     if (step != 1 || layout_.stride > 2 || layout_.before < 0) {
       FillLine(layout_, border_, row, step, line);
     } else {
       if (layout_.stride == 1) {
-        CopyDense(row, line + layout_.before);
+        CopyDense(row, line + layout_.before, NoScale());
       } else {
-        CopyAlternating(row, line);
+        CopyAlternating(row, line, NoScale());
       }
       if (border_ != Border::kZeros) PackBorder(row, line);
+    }
+  }
+
+  // Tiny numbers. `copy` has room for a row and a vector.
+  HWY_NOINLINE void Pack(const float* row, std::ptrdiff_t step, float* line, TinyScale& scale, float* copy) const {
+    if (step != 1 || layout_.stride > 2 || layout_.before < 0 || border_ != Border::kZeros) {
+      scale.Up(row, step, layout_.width, copy);
+      FillLine(layout_, border_, copy, 1, line);
+    } else if (layout_.stride == 1) {
+      CopyDense(row, line + layout_.before, scale);
+    } else {
+      CopyAlternating(row, line, scale);
     }
   }
 
@@ -69,17 +82,19 @@ class LinePacker {
     return std::max(width.reach, width.before + width.source) + 2 * kLanes * width.stride;
   }
 
-  HWY_INLINE void CopyDense(const float* row, float* line) const {
+  template <class Scale>
+  HWY_INLINE void CopyDense(const float* row, float* line, Scale&& scale) const {
     int i = 0;
     for (; i + kLanes <= layout_.width; i += kLanes) {
       __builtin_prefetch(row + i + kPrefetch);
-      Store(line + i, Load(row + i));
+      Store(line + i, scale.Up(Load(row + i)));
     }
-    if (i < layout_.width) Store(line + i, LoadBetween(row + i, 0, layout_.width - i));
+    if (i < layout_.width) Store(line + i, scale.Up(LoadBetween(row + i, 0, layout_.width - i)));
   }
 
   // Separates even and odd columns.
-  HWY_INLINE void CopyAlternating(const float* row, float* line) const {
+  template <class Scale>
+  HWY_INLINE void CopyAlternating(const float* row, float* line, Scale&& scale) const {
     float* first = line + layout_.OffsetOf(layout_.before);
     float* second = line + layout_.OffsetOf(layout_.before + 1);
     Floats pair[2];
@@ -88,15 +103,15 @@ class LinePacker {
       __builtin_prefetch(row + i + kPrefetch);
       __builtin_prefetch(row + i + kLanes + kPrefetch);
       Deinterleave<2>(row + i, pair);
-      Store(first + i / 2, pair[0]);
-      Store(second + i / 2, pair[1]);
+      Store(first + i / 2, scale.Up(pair[0]));
+      Store(second + i / 2, scale.Up(pair[1]));
     }
     const int rest = layout_.width - i;
     if (rest == 0) return;
     const Floats low = LoadBetween(row + i, 0, std::min(rest, kLanes));
     const Floats high = rest > kLanes ? LoadBetween(row + i + kLanes, 0, rest - kLanes) : hn::Zero(kFloats);
-    Store(first + i / 2, hn::ConcatEven(kFloats, high, low));
-    Store(second + i / 2, hn::ConcatOdd(kFloats, high, low));
+    Store(first + i / 2, scale.Up(hn::ConcatEven(kFloats, high, low)));
+    Store(second + i / 2, scale.Up(hn::ConcatOdd(kFloats, high, low)));
   }
 
   void PackBorder(const float* row, float* line) const {

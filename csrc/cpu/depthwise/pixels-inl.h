@@ -18,6 +18,7 @@
 #include "common/memory.h"
 #include "common/padded_line.h"
 #include "common/simd-inl.h"
+#include "common/tiny-inl.h"
 #include "depthwise/depthwise.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -211,7 +212,7 @@ class DepthwisePixels {
         AddLine<0, kRows - 1, kPixels, kWhole, kInside>(tile, channel, t, line, sums);
       }
     }
-    if (HWY_UNLIKELY(!conv_.epilogue.IsEmpty())) {
+    if (HWY_UNLIKELY(!conv_.epilogue.IsEmpty() || conv_.tiny.exponent > 0)) {
       // Sums go through L1, so that one loop serves all register tiles.
       HWY_ALIGN float kept[kRows * kPixels * kLanes];
       POLYCONV_UNROLL
@@ -238,9 +239,9 @@ class DepthwisePixels {
   }
 
   // Writes the sums of a tile, [row][pixel][lane], with the epilogue.
-  HWY_NOINLINE void FinishTile(const float* sums, int rows, int pixels, const Tile& tile, int channel) const {
+  HWY_NOINLINE void FinishTile(float* sums, int rows, int pixels, const Tile& tile, int channel) const {
     const int channels = std::min(conv_.groups - channel, kLanes);
-    WithFinisher(conv_.epilogue, conv_.y, [&](const auto& finish) HWY_ATTR {
+    WithFinisher(Finished(conv_, sums, rows * pixels * kLanes), conv_.y, [&](const auto& finish) HWY_ATTR {
       for (int row = 0; row < rows; row++) {
         for (int j = 0; j < pixels; j++, sums += kLanes) {
           float* target = tile.y + row * tile.y_row + j * tile.y_step + channel;

@@ -21,6 +21,7 @@
 #include "common/memory.h"
 #include "common/row_writer-inl.h"
 #include "common/simd-inl.h"
+#include "common/tiny-inl.h"
 #include "depthwise/depthwise.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -82,11 +83,13 @@ class DepthwisePlanes {
     runtime.parallel_for(runtime.threads, [&](std::int64_t, std::int64_t) {
       float* base = Scratch::OfThread().Get(carver.size());
       // Positions that no pixel is written to stay zero: the border.
+      TinyScale scale;
       std::memset(base + packed_at, 0, sizeof(float) * packed_size_ * planes_at_a_time_);
       for (std::int64_t first; (first = next.fetch_add(planes_at_a_time_)) < planes;) {
         const int count = static_cast<int>(std::min<std::int64_t>(planes_at_a_time_, planes - first));
-        RunSome(first, count, base + packed_at, base + lines_at, base + dense_at);
+        RunSome(first, count, base + packed_at, base + lines_at, base + dense_at, scale);
       }
+      if (scale.SawOrdinary()) *conv_.tiny.ordinary = true;
       hwy::FlushStream();
     });
   }
@@ -145,7 +148,7 @@ class DepthwisePlanes {
   }
 
   // Each step for all planes before the next step: loading what was just stored in another width would stall.
-  void RunSome(std::int64_t first, int count, float* packed, float* lines, float* dense) const {
+  void RunSome(std::int64_t first, int count, float* packed, float* lines, float* dense, TinyScale& scale) const {
     Plane planes[kMostPlanes] = {
         {static_cast<int>(first / conv_.groups), static_cast<int>(first % conv_.groups)},
     };
@@ -154,7 +157,12 @@ class DepthwisePlanes {
       planes[i] = wraps ? Plane{planes[i - 1].image + 1, 0} : Plane{planes[i - 1].image, planes[i - 1].group + 1};
     }
     for (int i = 0; i < count; i++) {
-      Pack(conv_.x + planes[i].image * conv_.x_batch + planes[i].group * conv_.x_channel, packed + i * packed_size_);
+      const float* x = conv_.x + planes[i].image * conv_.x_batch + planes[i].group * conv_.x_channel;
+      if (HWY_UNLIKELY(conv_.tiny.scales)) {
+        Pack(x, packed + i * packed_size_, scale);
+      } else {
+        Pack(x, packed + i * packed_size_, NoScale());
+      }
     }
     for (int i = 0; i < count; i++) {
       const int group = planes[i].group;
@@ -164,26 +172,28 @@ class DepthwisePlanes {
         Compute(phase, packed + i * packed_size_, weights, start, lines + i * outputs_size_ + phase.offset);
       }
     }
+    const int pixels = conv_.height.target * conv_.width.target;
     for (int i = 0; i < count; i++) Arrange(lines + i * outputs_size_, dense + i * dense_size_);
-    WithFinisher(conv_.epilogue, conv_.y, [&](const auto& finish) HWY_ATTR {
+    WithFinisher(Finished(conv_, dense, (count - 1) * dense_size_ + pixels), conv_.y, [&](const auto& finish) HWY_ATTR {
       for (int i = 0; i < count; i++) {
         float* target = conv_.y + planes[i].image * conv_.y_batch + planes[i].group * conv_.y_channel;
-        WriteRun(finish, target, dense + i * dense_size_, conv_.height.target * conv_.width.target, stream_);
+        WriteRun(finish, target, dense + i * dense_size_, pixels, stream_);
       }
     });
   }
 
   // From top to bottom: zeros that a row's last vector writes past its end are border, or the next row overwrites them.
-  HWY_INLINE void Pack(const float* row, float* packed) const {
+  template <class Scale>
+  HWY_NOINLINE void Pack(const float* row, float* packed, Scale&& scale) const {
     const int width = conv_.width.source;
     for (const RowPlaces& places : packed_rows_) {
       float* even = packed + places.even;
       float* odd = packed + places.odd;
       if (conv_.width.stride == 1) {
-        for (int j = 0; j < width; j += kLanes) Store(even + j, Columns(row, j));
+        for (int j = 0; j < width; j += kLanes) Store(even + j, scale.Up(Columns(row, j)));
       } else {
         for (int j = 0; j < width; j += 2 * kLanes) {
-          const Floats low = Columns(row, j), high = Columns(row, j + kLanes);
+          const Floats low = scale.Up(Columns(row, j)), high = scale.Up(Columns(row, j + kLanes));
           Store(even + j / 2, hn::ConcatEven(kFloats, high, low));
           Store(odd + j / 2, hn::ConcatOdd(kFloats, high, low));
         }

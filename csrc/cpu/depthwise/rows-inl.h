@@ -17,6 +17,7 @@
 #include "common/caches.h"
 #include "common/memory.h"
 #include "common/row_writer-inl.h"
+#include "common/tiny-inl.h"
 #include "depthwise/lines-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -279,6 +280,8 @@ class DepthwiseRows {
     float* weights;
     float* phases;
     Staging staging;
+    TinyScale scale;
+    float* copy;  // of a row that is scaled
   };
 
   int Blocks() const { return CeilDiv(phase_outputs_, block_outputs_); }
@@ -295,23 +298,35 @@ class DepthwiseRows {
         carver.Take(in_order_ ? 0 : std::size_t{1} * block_rows_ * conv_.width.phases.size() * phase_pitch_);
     const std::size_t rows_size = RoundUp(block_rows_ * conv_.width.target, 16) + 2 * kTileColumns * kLanes;
     const std::size_t rows_at = carver.Take(2 * rows_size);
+    const std::size_t copy_at = carver.Take(conv_.width.source);
     std::atomic<std::int64_t> next{0};
     runtime.parallel_for(runtime.threads, [&](std::int64_t, std::int64_t) {
       float* base = Scratch::OfThread().Get(carver.size());
       packer_.Clear(base + lines_at, shape.lines() + 1);
-      Thread thread{MakeRing(base + lines_at, shape), base + weights_at, base + phases_at,
-                    Staging{{base + rows_at, base + rows_at + rows_size}}};
+      Thread thread{MakeRing(base + lines_at, shape),
+                    base + weights_at,
+                    base + phases_at,
+                    Staging{{base + rows_at, base + rows_at + rows_size}},
+                    TinyScale(),
+                    base + copy_at};
       for (std::int64_t task; (task = next.fetch_add(1)) < tasks;) run(task, thread);
       WritePending(thread.staging);
+      if (thread.scale.SawOrdinary()) *conv_.tiny.ordinary = true;
       hwy::FlushStream();
     });
   }
 
-  void PackRows(const float* image, int list, int first, int last, const Ring& ring) const {
+  void PackRows(const float* image, int list, int first, int last, Thread& thread) const {
+    const Ring& ring = thread.ring;
     for (int position = first; position < last; position++) {
-      const int row = ring.source[position];
-      if (row < 0) continue;
-      packer_.Pack(image + row * conv_.x_row, conv_.x_column, ring.slots[list * ring.positions + position]);
+      if (ring.source[position] < 0) continue;
+      const float* row = image + ring.source[position] * conv_.x_row;
+      float* line = ring.slots[list * ring.positions + position];
+      if (HWY_UNLIKELY(conv_.tiny.scales)) {
+        packer_.Pack(row, conv_.x_column, line, thread.scale, thread.copy);
+      } else {
+        packer_.Pack(row, conv_.x_column, line);
+      }
     }
   }
 
@@ -323,7 +338,7 @@ class DepthwiseRows {
     for (int block = first_block; block < last_block; block++) {
       const int first = block * advance, end = first + window_rows_ + (block + 1 < last_block ? advance : 0);
       for (int c = 0; c < conv_.reads; c++) {
-        PackRows(x + c * conv_.x_channel, c, std::max(packed, first), end, thread.ring);
+        PackRows(x + c * conv_.x_channel, c, std::max(packed, first), end, thread);
       }
       packed = end;
       const Reads reads{thread.ring.lines.data() + first, thread.ring.positions, conv_.reads};
@@ -369,7 +384,7 @@ class DepthwiseRows {
       const int start = slice * depth.stride - depth.before, end = std::min(depth.source, start + window);
       for (packed = std::max({packed, start, 0}); packed < end; packed++) {
         if ((packed - start) % common != 0) continue;
-        PackRows(x + packed * conv_.x_channel, packed % slots, first_row, last_row, ring);
+        PackRows(x + packed * conv_.x_channel, packed % slots, first_row, last_row, thread);
       }
       // Taps outside the volume are left out.
       const int tap = CeilDiv(std::max(-start, 0), depth.dilation), source = start + tap * depth.dilation;
@@ -523,10 +538,10 @@ class DepthwiseRows {
   HWY_INLINE void WritePending(Staging& staging) const {
     if (staging.target == nullptr) return;
     const int width = conv_.width.target;
-    const float* rows = staging.rows[staging.current ^ 1];
+    float* rows = staging.rows[staging.current ^ 1];
     float* target = staging.target;
     staging.target = nullptr;
-    WithFinisher(conv_.epilogue, conv_.y, [&](const auto& finish) HWY_ATTR {
+    WithFinisher(Finished(conv_, rows, staging.count * width), conv_.y, [&](const auto& finish) HWY_ATTR {
       if (dense_rows_) {
         WriteRun(finish, target, rows, staging.count * width, stream_);
       } else {

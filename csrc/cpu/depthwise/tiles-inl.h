@@ -19,6 +19,7 @@
 #include "common/integers.h"
 #include "common/memory.h"
 #include "common/simd-inl.h"
+#include "common/tiny-inl.h"
 #include "depthwise/depthwise.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -63,7 +64,8 @@ class DepthwiseTiles {
     if (activation == Activation::kRelu) low_ = 0.0f;
     if (activation == Activation::kClamp) low_ = conv.epilogue.a, high_ = conv.epilogue.b;
     clamps_ = activation == Activation::kRelu || activation == Activation::kClamp;
-    finishes_ = stream_ || conv.epilogue.residual != nullptr || (activation != Activation::kNone && !clamps_);
+    finishes_ = stream_ || conv.tiny.exponent > 0 || conv.epilogue.residual != nullptr ||
+                (activation != Activation::kNone && !clamps_);
   }
 
   void Run(const Runtime& runtime) {
@@ -282,9 +284,8 @@ class DepthwiseTiles {
 
   // Writes the sums of a vector of channels, [row][pixel][lane], with the epilogue. What another vector or tile has
   // written is left out: the residual may be y itself.
-  HWY_NOINLINE void Finish(const float* sums, int rows, int pixels, int written_pixels, float* y,
-                           int written_lanes) const {
-    WithFinisher(conv_.epilogue, conv_.y, [&](const auto& finish) HWY_ATTR {
+  HWY_NOINLINE void Finish(float* sums, int rows, int pixels, int written_pixels, float* y, int written_lanes) const {
+    WithFinisher(Finished(conv_, sums, rows * pixels * kLanes), conv_.y, [&](const auto& finish) HWY_ATTR {
       for (int row = 0; row < rows; row++) {
         for (int pixel = written_pixels; pixel < pixels; pixel++) {
           float* target = y + row * conv_.y_row + pixel * conv_.y_column;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "common/memory.h"
+#include "common/tiny-inl.h"
 #include "depthwise/lines-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -176,12 +177,14 @@ class DepthwiseWeights {
     Carver carver;
     const std::size_t lines_at = carver.Take(packer_.pitch() * (band_lines_ + 1));
     const std::size_t dy_at = carver.Take(std::size_t{1} * gradient_pitch_ * (band_rows_ + 1));
+    const std::size_t copy_at = carver.Take(gradient_.width.source);
     std::atomic<std::int64_t> next{0};
     runtime.parallel_for(runtime.threads, [&](std::int64_t, std::int64_t) {
       float* base = Scratch::OfThread().Get(carver.size());
       packer_.Clear(base + lines_at, band_lines_ + 1);
       std::memset(base + dy_at, 0, (std::size_t{1} * gradient_pitch_ * (band_rows_ + 1)) * sizeof(float));
       std::vector<const float*> x(band_lines_), dy(dy_lines);
+      TinyScale scale;
       for (std::int64_t task; (task = next.fetch_add(1)) < std::int64_t{1} * blocks_ * parts_;) {
         const std::int64_t part = task / blocks_, first_k = task % blocks_ * kBlockChannels;
         const std::int64_t last_k = std::min(first_k + kBlockChannels, channels);
@@ -191,13 +194,15 @@ class DepthwiseWeights {
           const int first = static_cast<int>(piece % bands_) * band_rows_;
           for (std::int64_t k = first_k; k < last_k; k++) {
             if (k == first_k || k % gradient_.multiplier == 0) {
-              PackInput(image, static_cast<int>(k) / gradient_.multiplier, first, base + lines_at, x.data());
+              PackInput(image, static_cast<int>(k) / gradient_.multiplier, first, base + lines_at, x.data(), scale,
+                        base + copy_at);
             }
-            const int rows = PackGradient(image, k, first, base + dy_at, dy.data(), dy_lines);
+            const int rows = PackGradient(image, k, first, base + dy_at, dy.data(), dy_lines, scale);
             AddBand(x.data(), dy.data(), rows, &partial[(k * parts_ + part) * share]);
           }
         }
       }
+      if (scale.SawOrdinary()) *gradient_.tiny.ordinary = true;
     });
     runtime.parallel_for(channels, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t k = begin; k < end; k++) Finish(k, &partial[k * parts_ * share], share);
@@ -214,7 +219,8 @@ class DepthwiseWeights {
     return std::min(std::max(rows, step), gradient.height.target);
   }
 
-  void PackInput(std::int64_t image, int channel, int first_row, float* lines, const float** x) const {
+  void PackInput(std::int64_t image, int channel, int first_row, float* lines, const float** x, TinyScale& scale,
+                 float* copy) const {
     const DepthwiseAxis& height = gradient_.height;
     const float* plane = gradient_.x + image * gradient_.x_batch + channel * gradient_.x_channel;
     for (int i = 0; i < band_lines_; i++) {
@@ -223,20 +229,28 @@ class DepthwiseWeights {
           position < height.reach ? SourceIndex(gradient_.border, position - height.before, height.source) : -1;
       float* line = lines + (row < 0 ? band_lines_ : i) * packer_.pitch();  // the last line is the line of zeros
       x[i] = line;
-      if (row >= 0) packer_.Pack(plane + row * gradient_.x_row, gradient_.x_column, line);
+      if (row < 0) continue;
+      const float* source = plane + row * gradient_.x_row;
+      if (HWY_UNLIKELY(gradient_.tiny.scales)) {
+        packer_.Pack(source, gradient_.x_column, line, scale, copy);
+      } else {
+        packer_.Pack(source, gradient_.x_column, line);
+      }
     }
   }
 
   // Returns the number of rows.
-  int PackGradient(std::int64_t image, std::int64_t k, int first_row, float* lines, const float** dy,
-                   std::size_t count) const {
+  int PackGradient(std::int64_t image, std::int64_t k, int first_row, float* lines, const float** dy, std::size_t count,
+                   TinyScale& scale) const {
     const int rows = std::min(band_rows_, gradient_.height.target - first_row), width = gradient_.width.target;
     const float* plane = gradient_.dy + image * gradient_.y_batch + k * gradient_.y_channel;
     for (int i = 0; i < rows; i++) {
       const float* row = plane + (first_row + i) * gradient_.y_row;
       float* line = lines + std::size_t{1} * i * gradient_pitch_;
       dy[i] = line;
-      if (gradient_.y_column == 1) {
+      if (HWY_UNLIKELY(gradient_.scales_dy)) {
+        scale.Up(row, gradient_.y_column, width, line);
+      } else if (gradient_.y_column == 1) {
         int j = 0;
         for (; j + kLanes <= width; j += kLanes) {
           __builtin_prefetch(row + j + kPrefetch);

@@ -103,6 +103,15 @@ def _own(key: str, environment: Environment) -> Preference | None:
     return None if found is None else Preference(found.entry.choice, f"chosen by the tuning file {found.path}")
 
 
+def are_none() -> bool:
+    """Whether there is no preference at all, nor a watcher or other ranks: then equal costs mean equal choices."""
+    if _forced.entries or _measured.entries or _outcomes.every() or settings.current().benchmark:
+        return False
+    from . import tuning_lookup
+
+    return rank_consensus.ranks() == 1 and not any(map(len, map(tuning_lookup.contents, tuning_lookup.files())))
+
+
 # ---- online autotuning
 
 

@@ -21,7 +21,7 @@ from ..lowering.border import Folded, has_border, padded
 from ..lowering.widen import Widened, widened
 from ..numerics.known_weights import keeping_tolerance
 from ..numerics.prediction import Way, rounding_error, with_numeric_tolerance
-from ..problem import HALF_DTYPES, IMAGE_CHANNELS, Pass, Problem
+from ..problem import HALF_DTYPES, IMAGE_CHANNELS, Pass, Problem, planned_length
 from ..selection import TRIALS, Candidate, PlanError, Preference, Selection, by_cost, select, why_not, worth_timing
 from . import native
 from .costs import OWN_CALL_CYCLES, RECORDED_CYCLES, UNPROFILED, Costs
@@ -58,10 +58,6 @@ WIDENED_AT_A_TIME = 2**20
 
 WEIGHT_SHARE = 8
 """Least ratio of these elements to those of the weight, which may be transformed for each block."""
-
-LENGTH_BITS = 5
-"""Significant bits of the lengths of signals for which choices are made; others take that of the next smaller one.
-PyTorch needs about a millisecond for a length that it has not met, and a choice would take twice as long."""
 
 MOST_HOLDING = 64
 """Most predictions that are remembered for a weight."""
@@ -299,15 +295,13 @@ def _plan(problem: Problem, device: CpuDevice, inference: bool, prefer: Preferen
 
 
 def _of_round_length(problem: Problem) -> Problem | None:
-    """The problem of a signal (a 2-D problem of height 1) at the next smaller length of :data:`LENGTH_BITS` significant
-    bits, from which the choice is taken. None for other problems, and where the length is such a number."""
+    """The problem of a signal (a 2-D problem of height 1) from which the choice is taken
+    (:func:`~polyconv.problem.planned_length`). None for other problems, and where it is this one."""
     if problem.rank != 2 or problem.in_size[0] != 1 or problem.kernel[0] != 1 or problem.dtype != "float32":
         return None
     length, padding = problem.in_size[1], problem.padding
-    low = max(0, length.bit_length() - LENGTH_BITS)
-    rounded = length >> low << low
-    stretched = (problem.kernel[1] - 1) * problem.dilation[1] + 1
-    if rounded in (length, 0) or rounded + padding[2] + padding[3] < stretched or not problem.is_contiguous:
+    rounded = planned_length(length, padding[2] + padding[3], (problem.kernel[1] - 1) * problem.dilation[1] + 1)
+    if rounded == length or not problem.is_contiguous:
         return None
     return replace(problem, in_size=(1, rounded)).contiguous()
 

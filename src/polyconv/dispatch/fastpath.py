@@ -12,6 +12,7 @@ derivative is PyTorch's, too.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
+from copy import copy
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -21,10 +22,11 @@ from torch.autograd.function import _SingleLevelFunction
 
 from ..activation import Activation
 from ..arguments import Geometry, activation_name, normalise, per_axis, suggests_channels_last
+from ..autotune import preferences
 from ..backend import backend_name
 from ..lowering.aten import backward_arguments, gradients
 from ..lowering.epilogue import apply_epilogue, summed_per_channel
-from ..problem import Problem, Tolerance, dense_strides
+from ..problem import Problem, Tolerance, dense_strides, planned_length
 from ..runtime import state_version
 from ..runtime.frozen_weights import frozen_marks
 from ..runtime.guards import TYPES, alike, are_plain, is_watched
@@ -100,6 +102,9 @@ def call(
     y = op.aten(x, w, bias, *found.aten_arguments)
     if residual is not None or activation is not None:
         return apply_epilogue(y, residual, found.problem.activation)
+    if found.is_new:  # perhaps one of very many lengths, each of which comes once
+        found.is_new = False
+        return y
     how = number, graded, is_frozen, bias, found.guard, found.aten_arguments
     _keep(module, op, args, tolerance, activation, policy, *how)
     return y
@@ -147,7 +152,7 @@ def _find(
     either = policy == "auto" and backend_name(x.device) == "cuda"
     try:
         address = x.data_ptr() if residual is None else x.data_ptr() | residual.data_ptr()
-        key: Hashable = (
+        key: tuple[Hashable, ...] = (
             number,
             graded,
             op,
@@ -181,6 +186,14 @@ def _find(
     if not _may_be_remembered(op.rank, x, w, bias, residual) or not _are_exact(op.rank, args):
         return None
     check_tensors(x, "input", w, "weight", bias, residual)
+    tensors = (x, w) if bias is None else (x, w, bias)
+    signals, of_any_length = None, None
+    if op.rank == 1 and x.dtype == torch.float32 and x.is_cpu and activation is None and residual is None:
+        of_any_length = (*key[:3], x.shape[:2], *key[4:])
+        signals = _signals[of_any_length]
+        if signals is not None and row is None and (found := signals.find(*tensors)) is not None:
+            remember(key, number, found)
+            return found
     inference = not (graded and _want_gradient(x, w, bias, residual))
     problem, layout, geometry = _described(
         op, x, w, bias, args, tolerance, activation, residual, inference and is_frozen, policy if either else None
@@ -190,6 +203,11 @@ def _find(
     following = row if row is not None and row.place < LONGEST_ROW else None
     found = GuardedCall(op, problem, layout, geometry, (x, w, bias, residual), args, following, inference=inference)
     remember(key, number, found)
+    if of_any_length is not None and found.aten_arguments is not None and preferences.are_none():
+        signals = signals or _Signals(found, *tensors)
+        signals.add(found, *tensors)
+        if state_version.current() == number:
+            _signals.put(of_any_length, signals)
     return found
 
 
@@ -228,6 +246,7 @@ class GuardedCall(Call):
         "compute",
         "following",
         "guard",
+        "is_new",
         "op",
         "place",
         "residual_guard",
@@ -255,11 +274,20 @@ class GuardedCall(Call):
         self.guard = alike(x, w) if bias is None else alike(x, w, bias)
         self.residual_guard = alike() if residual is None else alike(residual)  # separate: it may be the input
         self.backwards: LruTable[Hashable, Backward] = LruTable(LONGEST_ROW)
-        """Prepared gradients. The only mutable part of a call."""
+        """Prepared gradients. With :attr:`is_new`, the only mutable part of a call."""
+        self.is_new = False
+        """Whether it was made by :meth:`guarding` and has not run yet."""
         self.following = following
         self.place: int = 1 if following is None else following.place + 1
         self.aten_arguments: tuple[Any, ...] | None = _aten_arguments(op, args, geometry) if self.passthrough else None
         """Arguments of ATen's convolution after the tensors if all passes are passthrough, else None."""
+
+    def guarding(self, *tensors: Tensor) -> GuardedCall:
+        """The same passthrough call for other tensors."""
+        other = copy(self)
+        other.guard, other.backwards = alike(*tensors), LruTable(LONGEST_ROW)
+        other.following, other.place, other.is_new = None, 1, True
+        return other
 
     def gradients(
         self, grad: Tensor, x: Tensor, w: Tensor, want_x: bool, want_w: bool, want_bias: bool
@@ -284,6 +312,39 @@ class GuardedCall(Call):
         elif want_bias and not want_w:
             db = summed_per_channel(grad)
         return dx, dw, db if want_bias else None
+
+
+class _Signals:
+    """Passthrough calls for signals that differ in their length only. A length whose choice is that of another
+    (:func:`~polyconv.problem.planned_length`) takes its call instead of planning the same again."""
+
+    def __init__(self, first: GuardedCall, x: Tensor, *others: Tensor) -> None:
+        self._guard = alike(x, *others, any_length=True)
+        self._step = first.geometry.stride[0] if first.op.transposed else 1
+        self._start = first.problem.in_size[0] - self._step * x.shape[2]
+        kernel, dilation = first.problem.kernel[0], first.problem.dilation[0]
+        self._fits = sum(first.problem.padding), (kernel - 1) * dilation + 1
+        self._calls: dict[int, GuardedCall] = {}
+
+    def _planned(self, x: Tensor) -> int:
+        # A transposed convolution is planned as an input gradient, whose length is that of its output.
+        return planned_length(self._start + self._step * x.shape[2], *self._fits)
+
+    def find(self, *tensors: Tensor) -> GuardedCall | None:
+        """A call for these tensors, None if none is known."""
+        found = self._calls.get(self._planned(tensors[0]))
+        if found is None or not tensors[0].is_contiguous() or not self._guard(*tensors):
+            return None
+        return found.guarding(*tensors)
+
+    def add(self, call: GuardedCall, *tensors: Tensor) -> None:
+        """Let other lengths take a call."""
+        if tensors[0].is_contiguous() and self._guard(*tensors):
+            self._calls.setdefault(self._planned(tensors[0]), call)
+
+
+_signals: LruTable[Hashable, _Signals] = LruTable(256)
+"""By the key of a call without the length."""
 
 
 class Backward(NamedTuple):

@@ -41,14 +41,20 @@ def are_plain(*tensors: Tensor) -> bool:
     return True
 
 
-def alike(*tensors: Tensor) -> Callable[..., bool]:
+def alike(*tensors: Tensor, any_length: bool = False) -> Callable[..., bool]:
     """Build a guard: whether other tensors are equivalent to these for the dispatcher, autograd and a plan.
 
     It compares types, shapes, strides, dtypes, devices, ``requires_grad``, and the dispatch keys with those that this
     thread includes and excludes. It is ``torch.compile``'s guard in C++, ten times as fast as Python. No tensor may
-    occur twice, nor be nested, which would end the process.
+    occur twice, nor be nested, which would end the process. ``any_length``: the last extent of the first tensor may be
+    another, with other strides.
     """
-    found: Callable[..., bool] = _Guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    sizes: Any = None
+    strides: Any = None
+    if any_length:
+        sizes, strides = [list(tensor.shape) for tensor in tensors], [list(tensor.stride()) for tensor in tensors]
+        sizes[0][-1], strides[0] = None, [None] * tensors[0].dim()
+    found: Callable[..., bool] = _Guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     return found
 
 

@@ -88,7 +88,8 @@ def _cycles(problem: Problem, lanes: int) -> float:
 def _fprop(problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
     y, bias, residual = tensors["y"], tensors.get("bias"), tensors.get("residual")
     columns, count = prod(problem.w_shape[1:]), prod(problem.out_size)
-    patches, w = _rows(_patches(problem, tensors["x"]), columns), _rows(tensors["w"], columns)
+    w = _columns(tensors["w"])
+    patches, w = _rows(_patches(problem, tensors["x"], tensors["w"]), columns), _rows(w, columns)
     bias = None if bias is None else bias.float()
     if count > FEW_PATCHES and y.dtype == torch.float32 and y.is_contiguous():
         images, filters = patches.view(-1, count, columns).transpose(1, 2), w.expand(problem.batch, *w.shape)
@@ -108,27 +109,38 @@ def _dgrad(problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
     dx = tensors["x"]
     if any(extent % size for extent, size in zip(problem.in_size, problem.kernel, strict=True)):
         dx.zero_()  # pixels behind the last patch
-    target = _patches(problem, dx)
+    target, w = _patches(problem, dx, tensors["w"]), _columns(tensors["w"])
     dy = _rows(tensors["y"].movedim(1, -1), problem.out_channels)
-    target.copy_(torch.mm(dy, _rows(tensors["w"], prod(problem.w_shape[1:]))).view(target.shape))
+    target.copy_(torch.mm(dy, _rows(w, prod(problem.w_shape[1:]))).view(target.shape))
 
 
 def _wgrad(problem: Problem, tensors: MutableMapping[str, Tensor]) -> None:
     dy, dw = _rows(tensors["y"].transpose(0, 1), problem.batch * prod(problem.out_size)), tensors["dw"]
-    patches = _rows(_patches(problem, tensors["x"]), prod(problem.w_shape[1:]))
-    if dw.dtype == torch.float32 and dw.is_contiguous():
-        torch.mm(dy, patches, out=dw.view(dy.shape[0], -1))
+    patches, target = _rows(_patches(problem, tensors["x"], dw), prod(problem.w_shape[1:])), _columns(dw)
+    if dw.dtype == torch.float32 and target.is_contiguous():
+        torch.mm(dy, patches, out=target.view(dy.shape[0], -1))
     else:
-        dw.copy_(torch.mm(dy, patches).view(dw.shape))
+        target.copy_(torch.mm(dy, patches).view(target.shape))
     if "db" in tensors:
         tensors["db"].copy_(dy.sum(1))
 
 
-def _patches(problem: Problem, x: Tensor) -> Tensor:
-    """View of an input as (image, patch, ..., channel, pixel, ...), without pixels behind the last patches."""
+def _columns(w: Tensor) -> Tensor:
+    """View of a weight with its terms in memory order: in channels_last the channels are last."""
+    return w.movedim(1, -1) if _is_channels_last(w) else w
+
+
+def _is_channels_last(w: Tensor) -> bool:
+    return w.shape[1] > 1 and w.stride(1) == 1
+
+
+def _patches(problem: Problem, x: Tensor, w: Tensor) -> Tensor:
+    """View of an input as (image, patch, ..., channel, pixel, ...), without pixels behind the last patches; or with the
+    channel behind the pixel, as in the columns of the weight."""
     for axis, (count, size) in enumerate(zip(problem.out_size, problem.kernel, strict=True)):
         x = x.narrow(2 + 2 * axis, 0, count * size).unflatten(2 + 2 * axis, (count, size))
-    return x.permute(0, *range(2, x.dim(), 2), 1, *range(3, x.dim(), 2))
+    pixels = range(3, x.dim(), 2)
+    return x.permute(0, *range(2, x.dim(), 2), *((*pixels, 1) if _is_channels_last(w) else (1, *pixels)))
 
 
 def _rows(tensor: Tensor, columns: int) -> Tensor:
