@@ -8,15 +8,18 @@ from itertools import cycle, product
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import strategies as st
 
 import gpu_emulator
+import polyconv
 from any_volume import check as check_run
 from any_volume import volumes
 from emulate import A100, check, cubin, plan_of
 from machine_suites import explore
 from nightly import NIGHTLY
 from polyconv.activation import Activation
+from polyconv.backend import override
 from polyconv.cuda.planner import DEVICES, CudaDevice, plan_cuda
 from polyconv.cuda.planner.cost import bound_us
 from polyconv.cuda.planner.implicit_gemm import ndhwc
@@ -207,6 +210,41 @@ def _is_lowered(function: str, faults: int) -> None:
         check_run(SMALL, lambda problem: backend.prepare(backend.plan(problem)))
         assert gpu.repair() == len(caught) == len(backend.description.refused) == faults
         assert backend.plan(SMALL).choice != WHOLE
+
+
+def test_a_module_trains_and_keeps_frozen_weights() -> None:
+    run_in_virtual_gpu(_module, environment=ON_AN_A100)
+
+
+def _module() -> None:
+    torch.manual_seed(0)
+    conv = polyconv.Conv3d(16, 24, 3, padding=1).bfloat16()
+    x = torch.randn(2, 16, 4, 6, 7).bfloat16().to(memory_format=torch.channels_last_3d).requires_grad_()
+    with VirtualGpu() as gpu, override("cpu", gpu.backend()):
+
+        def launched() -> list[str]:
+            gpu.launches.clear()
+            exact = F.conv3d(x.double(), conv.weight.double(), conv.bias.double(), padding=1)
+            y = conv(x)
+            torch.testing.assert_close(y.double(), exact, rtol=1e-2, atol=1e-2)
+            if y.requires_grad:
+                dy = torch.randn_like(y)
+                ours, theirs = (torch.autograd.grad(z, [x, conv.weight], dy.to(z.dtype)) for z in (y, exact))
+                for one, other in zip(ours, theirs, strict=True):
+                    torch.testing.assert_close(one.double(), other.double(), rtol=2e-2, atol=2e-2 * float(other.std()))
+            return [one.name for one in gpu.launches]
+
+        names = launched()
+        assert sum("_ndhwc_" in name for name in names) == 3
+        assert sum("pack" in name for name in names) == 2
+        polyconv.freeze(conv)
+        with torch.no_grad():
+            first = launched()
+            assert ["pack" in name for name in first] == [True, False]
+            assert launched() == first[1:]
+            conv.weight.mul_(-0.5)
+            assert launched() == first
+            assert launched() == first[1:]
 
 
 @pytest.mark.parametrize(("name", "kind"), COUNTED, ids=str)

@@ -15,6 +15,7 @@ from functools import lru_cache
 
 from ....numerics.prediction import half_error
 from ....problem import HALF_DTYPES, Pass, Problem, Strides
+from ....selection import PlanError
 from ..candidate import DirectCandidate
 from ..cost import moved_bytes
 from ..kernel_params import declared, half_structs
@@ -121,7 +122,10 @@ class VolumeCandidate(DirectCandidate):
     def refusal(self, problem: Problem) -> str | None:
         if refused := why_not_flat(problem) or self.flat.refusal(flattened(problem)):
             return refused
-        launches = sum(task.kernel == self.kernel for task in self.flat.tasks(flattened(problem), 1, 2**26))
+        try:
+            launches = sum(task.kernel == self.kernel for task in self.flat.tasks(flattened(problem), 1, 2**26))
+        except PlanError as error:  # numbers past 32 bits
+            return str(error)
         return "too many pixels for one launch" if launches > 1 else None
 
     def sums(self, problem: Problem, sms: int, workspace: int) -> tuple[int, ...]:
