@@ -59,7 +59,7 @@ LAYERS = {
     "strided": volume((8, 128, 8, 28, 28), 256, (3, 3, 3), padding=SAME, stride=(2, 2, 2)),
 }
 COUNTED = [("64 to 64", kind) for kind in Pass]
-RANDOM = 260 if NIGHTLY else 8
+RANDOM = 340 if NIGHTLY else 8
 
 
 def in_pass(problem: Problem, kind: Pass) -> Problem:
