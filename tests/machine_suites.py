@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import prod
 from typing import TypeVar
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from polyconv.cuda.planner.depthwise import strip
 from polyconv.lowering.border import Cropped
 from polyconv.lowering.lower import lower
-from polyconv.problem import Pass, Problem, channels_last_strides, output_extent
+from polyconv.problem import Pass, Problem, channels_last_strides, output_size
 
 MODES = ("zeros", "reflect", "replicate", "circular")
 Drawn = TypeVar("Drawn")
@@ -25,22 +26,22 @@ Drawn = TypeVar("Drawn")
 
 @dataclass(frozen=True)
 class Shape:
-    """One convolution and the memory layout of its tensors."""
+    """One convolution over images or volumes, and the memory layout of its tensors."""
 
-    x: tuple[int, int, int, int]
+    x: tuple[int, ...]
     out_channels: int
-    kernel: tuple[int, int]
-    stride: tuple[int, int] = (1, 1)
-    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
-    dilation: tuple[int, int] = (1, 1)
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...] = (1, 1)
+    padding: tuple[int, ...] = (0, 0, 0, 0)
+    dilation: tuple[int, ...] = (1, 1)
     groups: int = 1
     bias: bool = True
     mode: str = "zeros"
     layout: str = "contiguous"
-    """``contiguous``, ``channels_last``, ``sliced`` (x and dy are windows of larger tensors) or ``expanded`` (dy)."""
+    """``contiguous``, ``channels_last``, ``sliced`` (x and dy are windows of larger images) or ``expanded`` (dy)."""
 
     @property
-    def w(self) -> tuple[int, int, int, int]:
+    def w(self) -> tuple[int, ...]:
         return (self.out_channels, self.x[1] // self.groups, *self.kernel)
 
     def problem(self, kind: Pass, x: Tensor, w: Tensor, dy: Tensor) -> Problem:
@@ -55,8 +56,8 @@ class Shape:
             groups=self.groups,
             padding_mode=self.mode,
             bias=self.bias,
-            x_strides=x.stride(),  # type: ignore[arg-type]
-            w_strides=w.stride(),  # type: ignore[arg-type]
+            x_strides=x.stride(),
+            w_strides=w.stride(),
             y_strides=self.y_strides(kind, dy),
             vector_aligned=aligned,
             dtype=str(x.dtype).removeprefix("torch."),
@@ -71,12 +72,12 @@ class Shape:
                 x = x.narrow(dim, kept.start, len(kept))
         return problem, x
 
-    def y_strides(self, kind: Pass, dy: Tensor) -> tuple[int, int, int, int]:
+    def y_strides(self, kind: Pass, dy: Tensor) -> tuple[int, ...]:
         """fprop writes a dense y; the gradients read dy in its layout."""
         if kind is not Pass.FPROP:
-            return dy.stride()  # type: ignore[return-value]
+            return dy.stride()
         shape = tuple(dy.shape)
-        return channels_last_strides(shape) if self.layout == "channels_last" else torch.empty(shape).stride()  # type: ignore
+        return channels_last_strides(shape) if self.layout == "channels_last" else torch.empty(shape).stride()
 
     def tensors(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """x, w, bias, dy: standard normal, with w scaled so that outputs are of order one."""
@@ -84,15 +85,12 @@ class Shape:
         def randn(*size: int) -> Tensor:
             return torch.randn(size).to(dtype)
 
-        (n, c, h, wd), (r, s) = self.x, self.kernel
-        w = randn(*self.w) / (self.w[1] * r * s) ** 0.5
+        n, c, *size = self.x
+        w = randn(*self.w) / prod(self.w[1:]) ** 0.5
         bias = randn(self.out_channels) if self.bias else None
-        top, bottom, left, right = self.padding
-        out_h = output_extent(h, top, bottom, r, self.stride[0], self.dilation[0])
-        out_w = output_extent(wd, left, right, s, self.stride[1], self.dilation[1])
-        y = (n, self.out_channels, out_h, out_w)
+        y = (n, self.out_channels, *output_size(size, self.kernel, self))
         if self.layout == "channels_last":
-            last = torch.channels_last
+            last = torch.channels_last if len(size) == 2 else torch.channels_last_3d
             return (
                 randn(*self.x).to(memory_format=last),
                 w.to(memory_format=last),
@@ -100,6 +98,7 @@ class Shape:
                 randn(*y).to(memory_format=last),
             )
         if self.layout == "sliced":
+            (h, wd), (r, s) = size, self.kernel
             x = randn(n, c + 1, h + 2, wd + 3)[:, 1:, 1:-1, 2:-1]
             return x, randn(w.shape[0], w.shape[1], r, s + 1)[..., 1:] * 0.2, bias, randn(*y, 2)[..., 1]
         if self.layout == "expanded":

@@ -16,7 +16,7 @@ from math import prod
 
 from polyconv.cuda.jit.cache import KernelCache
 from polyconv.cuda.planner import DEVICES, Plan
-from polyconv.cuda.planner.volumes import BESIDE_EFFICIENCY, planned
+from polyconv.cuda.planner.volumes import BESIDE_EFFICIENCY, CudaVolumePlan, planned
 from polyconv.lowering.lower import lower
 from polyconv.lowering.reshape import Patches
 from polyconv.problem import Pass, Problem
@@ -48,9 +48,18 @@ def bound_ms(problem: Problem) -> float:
     return max(moved / A100.dram_gbs / 1e6, problem.multiplications / rate / 1e3)
 
 
-def main(word: str = "") -> None:
-    gpu, cache = emulator(), KernelCache()
+def counted_ms(plan: Plan | CudaVolumePlan) -> float:
+    """Least time of all launches."""
+    gpu, cache, found = emulator(), KernelCache(), 0.0
     assert gpu is not None, "counted figures need the emulator: in a source checkout, pip install -e tools/gpu_emulator"
+    for part in (plan,) if isinstance(plan, Plan) else plan.plans.values():
+        times = 1 if isinstance(plan, Plan) else plan.times(part.problem)
+        cubins = {kernel: cache.get(kernel, A100.arch) for kernel in part.kernels}
+        found += times * sum(one.bound_ms for one in count_plan(gpu, part, cubins, A100))
+    return found
+
+
+def main(word: str = "") -> None:
     print(f"{'':48} {'pass':6} {'bound':>9} {'kernels':>9} {'copy':>9}  over the bound")
     for name, problem in problems():
         if word not in f"{name}, {problem.dtype}":
@@ -63,12 +72,7 @@ def main(word: str = "") -> None:
             print(f"{name:42} {problem.kind!s:6} {lowering.in_words()}")
             continue
         plan = planned(problem, A100)
-        found = 0.0
-        for part in (plan,) if isinstance(plan, Plan) else plan.plans.values():
-            times = 1 if isinstance(plan, Plan) else plan.times(part.problem)
-            cubins = {kernel: cache.get(kernel, A100.arch) for kernel in part.kernels}
-            found += times * sum(one.bound_ms for one in count_plan(gpu, part, cubins, A100))
-        copy = copied / (BESIDE_EFFICIENCY * A100.dram_gbs * 1e6)
+        found, copy = counted_ms(plan), copied / (BESIDE_EFFICIENCY * A100.dram_gbs * 1e6)
         figures = f"{bound:9.4f} {found:9.4f} {copy:9.4f}  {(found + copy) / bound:.2f}"
         print(f"{f'{name}, {problem.dtype}':48} {problem.kind!s:6} {figures}  {plan.name}", flush=True)
 

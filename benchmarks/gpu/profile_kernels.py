@@ -47,7 +47,7 @@ def problems() -> list[Problem]:
     many elements at once."""
 
     def make(
-        n: int, c: int, size: tuple[int, int], k: int, kernel: tuple[int, int], groups: int = 1, **more
+        n: int, c: int, size: tuple[int, ...], k: int, kernel: tuple[int, ...], groups: int = 1, **more
     ) -> Problem:
         return Problem.make(Pass.FPROP, (n, c, *size), (k, c // groups, *kernel), groups=groups, bias=True, **more)
 
@@ -101,6 +101,14 @@ def problems() -> list[Problem]:
     ):
         p = make(1, c, size, k, (taps, taps), padding=(taps // 2,) * 4, dtype="float16")
         found.append(_channels_last(p))
+    for c, size, k, taps in (
+        (64, (6, 16, 24), 128, (3, 3, 3)),
+        (32, (8, 20, 24), 64, (3, 3, 3)),
+        (128, (4, 14, 14), 128, (1, 3, 3)),
+        (256, (4, 12, 16), 64, (1, 1, 1)),
+    ):
+        padding = tuple(taps[axis // 2] // 2 for axis in range(6))
+        found.append(make(1, c, size, k, taps, padding=padding, dtype="float16").channels_last())
     return found
 
 

@@ -45,6 +45,9 @@ SHAPES = {
     "depthwise/band": Shape((1, 16, 20, 20), 16, (5, 5), padding=(2, 2, 2, 2), groups=16),
     "depthwise": Shape((1, 16, 20, 20), 16, (3, 3), padding=(1, 1, 1, 1), groups=16),
     "1x1": Shape((2, 20, 10, 14), 36, (1, 1)),
+    "ndhwc": Shape(
+        (1, 16, 5, 9, 8), 32, (3, 3, 3), (1, 1, 1), padding=(1,) * 6, dilation=(1, 1, 1), layout="channels_last"
+    ),
     "nhwc": Shape((1, 16, 20, 20), 32, (3, 3), padding=(1, 1, 1, 1), layout="channels_last"),
     "": Shape((1, 16, 20, 20), 32, (3, 3), padding=(1, 1, 1, 1)),
 }

@@ -15,11 +15,16 @@ from polyconv.problem import Pass, Problem
 
 V100 = DEVICES["v100"]
 SEVERAL = ("kb50", "kb80", "resnet50-3down", "mobilenet-dw3", "context-d8")
+VOLUMES = Problem.make(
+    "fprop", (2, 32, 9, 14, 15), (48, 32, 3, 3, 3), stride=(2, 1, 1), padding=(1,) * 6, bias=True, dtype="float16"
+).channels_last()
 STRIDED = Problem.make("dgrad", (3, 24, 50, 41), (40, 24, 5, 7), stride=(3, 9), padding=(2, 0, 1, 3), dilation=(2, 1))
 CASES = {
     **dict(problems()),
     **{name: problem for name, problem in variants() if name.split()[0] in SEVERAL},
     "a stride of 27 phases, of several kinds": STRIDED,
+    "volumes": VOLUMES,
+    "weight gradients of volumes": VOLUMES.for_pass(Pass.WGRAD),
 }
 
 
@@ -38,7 +43,7 @@ def weigh(problem: Problem, workspace: int) -> int:
     return found
 
 
-@pytest.mark.parametrize("name", sampled(CASES, 40, "weighing"))
+@pytest.mark.parametrize("name", [*dict.fromkeys([*sampled(CASES, 40, "weighing"), *list(CASES)[-2:]])])
 def test_every_candidate_is_weighed_as_it_would_be_launched(name: str) -> None:
     assert weigh(CASES[name], DEFAULT_WORKSPACE)
 

@@ -30,7 +30,7 @@ from ..problem import Problem, Shape, Strides
 from ..runtime import state_version
 from ..runtime.fork_safety import STATE_LOCK
 from ..runtime.warn_once import warn_once
-from ..selection import Preference
+from ..selection import PlanError, Preference
 from ..tuning_key import Environment
 from ..util.cpuinfo import usable_cores
 from . import driver
@@ -179,9 +179,12 @@ class CudaBackend:
             return partial(aten.run, plan.problem)
         if isinstance(plan, CudaVolumePlan):
             weights, frozen = PreparedWeights() if trial else self.weights, plan.problem.frozen
-            runs = {
-                part: self.prepare_launches(own, weights, part_of_frozen=frozen) for part, own in plan.plans.items()
-            }
+            try:
+                runs = {
+                    part: self.prepare_launches(own, weights, part_of_frozen=frozen) for part, own in plan.plans.items()
+                }
+            except PlanError:  # all kernels of this lowering were given up
+                return self.prepare(self.plan(plan.problem), trial=trial)
             return plan.parts.adapt(runs)
         return self.prepare_launches(plan, PreparedWeights() if trial else self.weights)
 
@@ -310,7 +313,13 @@ class CudaBackend:
         self._give_up(error)
         if prepared.keeping is not None and prepared.keeping.make is not None:
             tensors["w"] = prepared.keeping.make()
-        other = self.prepare_launches(self._plan_again(prepared.plan), self.weights)
+        try:
+            other = self.prepare_launches(self._plan_again(prepared.plan), self.weights)
+        except PlanError:
+            if prepared.plan.problem.rank == 2:
+                raise
+            self.prepare(self.plan(prepared.plan.problem))(tensors)  # lowered to 2-D problems
+            return
         if error.symbol in {kernel.symbol for kernel in other.plan.kernels}:
             raise error
         other(tensors)
@@ -352,6 +361,8 @@ class CudaBackend:
 
     def _plan_again(self, plan: Plan) -> Plan:
         """Plan the problem of a plan again, with its preference, after the description of the device changed."""
+        if plan.problem.rank == 3:
+            return plan_cuda(plan.problem, self.description, settings.current().workspace_bytes, plan.prefer)
         found = self.plan(plan.problem, prefer=plan.prefer)
         assert isinstance(found, Plan)
         return found

@@ -1,16 +1,23 @@
 """Plans of volumes (3-D) for any backend: :mod:`polyconv.lowering.volume_sum` and
-:mod:`polyconv.lowering.volume_stack` lower them to 2-D problems, which are planned separately."""
+:mod:`polyconv.lowering.volume_stack` lower them to 2-D problems, which are planned separately. :class:`WholeVolume` is
+for kernels with three axes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from ..numerics.prediction import Way
-from ..problem import Problem, Shape, Strides
+from ..problem import AXES, Problem, Shape, Strides
 from .base import Lowering
+
+if TYPE_CHECKING:  # planners import this module, and need no torch
+    from ..backend import Run
+
+WHOLE = "whole volumes"
+"""Candidate name of :class:`WholeVolume`."""
 
 
 class Call2d(Protocol):
@@ -45,6 +52,38 @@ class Parts(Lowering, Protocol):
 
     def predicted_error(self, errors: Iterable[float]) -> float:
         """Predicted error, from those of the 2-D problems."""
+
+
+class WholeCall(NamedTuple):
+    problem: Problem
+
+
+@dataclass(frozen=True, slots=True)
+class WholeVolume:
+    """A 3-D problem for a kernel that takes it as it is: nothing is sliced, copied or added."""
+
+    problem: Problem
+    name: str = WHOLE
+    axis: int = 0
+    additions: int = 0
+    extra_traffic: tuple[int, int] = (0, 0)
+
+    @property
+    def calls(self) -> tuple[WholeCall, ...]:
+        return (WholeCall(self.problem),)
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        return (self.problem,)
+
+    def predicted_error(self, errors: Iterable[float]) -> float:
+        return max(errors)
+
+    def in_words(self) -> str:
+        return f"1 problem over {', '.join(AXES[3])}:"
+
+    def adapt(self, runs: Mapping[Problem, Run]) -> Run:
+        return runs[self.problem]
 
 
 class Plan2d(Protocol):

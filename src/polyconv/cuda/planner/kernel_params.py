@@ -76,7 +76,7 @@ def declared(header: str, name: str, **lengths: int) -> type[Params]:
     ``lengths``: values of the constants that are lengths of arrays. Its base, and structs in it, are declared before.
     """
     text = (KERNELS / f"{header}.cuh").read_text(encoding="utf-8")
-    found = re.search(rf"^struct {name}(?:Of)?(?: : (\w+))? {{$(.*?)^}};", text, re.MULTILINE | re.DOTALL)
+    found = re.search(rf"^struct {name}(?:Of)?(?: : (\w+?)(?:Of<\w+>)?)? {{$(.*?)^}};", text, re.MULTILINE | re.DOTALL)
     assert found, f"{header}.cuh declares no struct {name}"
     fields: list[tuple[str, Any]] = []
     for kind, star, names in re.findall(r"(?:const )?(\w+)(\*)? ([^;]+);", re.sub("//.*", "", found[2])):

@@ -14,7 +14,15 @@ from .candidate import CudaCandidate, FastCandidate
 from .cost import tasks_us, why_not_on, worth_residing
 from .depthwise import band, halo, line, strip
 from .device import CudaDevice, has_tf32, why_too_old
-from .implicit_gemm import fprop_dgrad, fprop_dgrad_mma, fprop_dgrad_nhwc, wgrad_1x1, wgrad_mma, wgrad_nhwc
+from .implicit_gemm import (
+    fprop_dgrad,
+    fprop_dgrad_mma,
+    fprop_dgrad_nhwc,
+    ndhwc,
+    wgrad_1x1,
+    wgrad_mma,
+    wgrad_nhwc,
+)
 from .implicit_gemm import wgrad as implicit_gemm_wgrad
 from .plan import KernelSpec, Plan, Task, direct_name
 from .scaled_fp16 import fprop_dgrad as scaled_fp16_fprop_dgrad
@@ -48,10 +56,12 @@ FAMILIES: tuple[ModuleType, ...] = (
     scaled_fp16_wgrad,
     fprop_dgrad_mma,
     fprop_dgrad_nhwc,
+    ndhwc,
     wgrad_mma,
     wgrad_nhwc,
 )
-"""Modules with ``candidates(problem)`` and ``all_kernels()``; with ``DTYPES`` if not for float32."""
+"""Modules with ``candidates(problem)`` and ``all_kernels()``; with ``DTYPES`` if not for float32, with ``RANK`` if not
+for two axes."""
 
 
 def family_name(family: ModuleType) -> str:
@@ -69,11 +79,14 @@ def all_kernels(arch: str = "") -> tuple[KernelSpec, ...]:
 def plan_cuda(
     problem: Problem, device: CudaDevice, workspace: int = DEFAULT_WORKSPACE, prefer: Preference | None = None
 ) -> Plan:
-    """Plan of least modelled cost, or the preferred one if it can run. Deterministic: no timing, no state."""
+    """Plan of least modelled cost, or the preferred one if it can run. Deterministic: no timing, no state.
+
+    Volumes that no kernel takes are lowered to 2-D problems (cuda/planner/volumes.py).
+    """
     problem = with_numeric_tolerance(problem, has_tf32(device))
     if too_old := why_too_old(device.arch, device.name):
         raise PlanError(too_old)
-    if other_axes := problem.why_not_2d():
+    if (other_axes := problem.why_not_2d()) and not any(candidates(problem)):
         raise PlanError(other_axes)
     if problem.dtype not in DTYPES:
         raise PlanError(f"polyconv's CUDA kernels take {', '.join(DTYPES)}; this problem is {problem.dtype}")
@@ -174,6 +187,6 @@ def candidates(
 ) -> Iterator[CudaCandidate]:
     """All candidates that the families offer for the problem's dtype and pass."""
     for family in families:
-        if problem.dtype in getattr(family, "DTYPES", ("float32",)):
+        if problem.dtype in getattr(family, "DTYPES", ("float32",)) and problem.rank == getattr(family, "RANK", 2):
             # Persistent blocks of winograd/nonfused depend on the shared memory, too.
             yield from family.candidates(problem, device) if family is winograd_nonfused else family.candidates(problem)

@@ -1,8 +1,9 @@
 """Planner for volumes on CUDA devices: lowerings to 2-D problems, their cost, the choice, and the reasons.
 
-The kernels are 2-D. A volume is lowered to a sum of 2-D problems (:mod:`polyconv.lowering.volume_sum`), or one of its
-tensors is stacked (:mod:`polyconv.lowering.volume_stack`); the lowering of least modelled cost within the tolerance
-runs. Each copy or addition that PyTorch runs beside the kernels costs its memory traffic and a launch.
+A volume runs on a kernel with three axes (cuda/planner/implicit_gemm/ndhwc.py), or is lowered to a sum of 2-D problems
+(:mod:`polyconv.lowering.volume_sum`), or one of its tensors is stacked (:mod:`polyconv.lowering.volume_stack`); the
+lowering of least modelled cost within the tolerance runs. Each copy or addition that PyTorch runs beside the kernels
+costs its memory traffic and a launch.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ from functools import lru_cache
 from math import inf
 
 from ...lowering.base import Lowering, Rewrite
-from ...lowering.volume import Parts, VolumePlan, planned_parts, scattered_bytes
+from ...lowering.volume import WHOLE, Parts, VolumePlan, WholeVolume, planned_parts, scattered_bytes
 from ...lowering.volume_stack import NAMES, Stack, stack
 from ...lowering.volume_sum import NAME as SUM_OF_SLICES
 from ...lowering.volume_sum import volume_sum
 from ...numerics.prediction import with_numeric_tolerance
 from ...problem import HALF_DTYPES, Pass, Problem
 from ...selection import Candidate, PlanError, Preference, select, why_not
+from ...util.gpu_arch import capability
 from .cost import LAUNCH_US
 from .device import CudaDevice, has_tf32
+from .implicit_gemm import ndhwc
+from .implicit_gemm.fprop_dgrad_nhwc import GENERATIONS
 from .plan import Autotunable, Plan
 from .planner import DEFAULT_WORKSPACE, plan_cuda
 
@@ -54,7 +58,7 @@ class CudaVolumePlan(Autotunable, VolumePlan[Plan]):
 
     def with_parts(self, plan: Callable[[Problem], Plan]) -> CudaVolumePlan:
         """The same lowering, with each 2-D problem planned by ``plan``."""
-        return replace(self, plans={part: plan(part) for part in self.plans})
+        return replace(self, plans={part: own if part.rank == 3 else plan(part) for part, own in self.plans.items()})
 
     def explain(self, *, verbose: bool = False) -> str:
         """The plan as text: the lowering, the plans of its 2-D problems, and why other lowerings do not run."""
@@ -82,7 +86,7 @@ def plan_volume(
         problem,
         refusal=lambda one: one.refused,
         error=lambda one: one.plan.predicted_error,
-        cost=lambda one: (1.0 if one.name == SUM_OF_SLICES else DOUBT) * volume_us(one.plan, device),
+        cost=lambda one: (DOUBT if one.name in NAMES.values() else 1.0) * volume_us(one.plan, device),
         prefer=prefer,
     )
     plan = found.chosen.plan
@@ -108,19 +112,31 @@ class _Way:
 
 
 def _ways(problem: Problem, device: CudaDevice, workspace: int) -> Iterator[_Way]:
+    whole = _way(WHOLE, _whole(problem, device), device, workspace)
+    yield whole
     named: dict[str, Parts | str] = {SUM_OF_SLICES: volume_sum(problem)}
     named |= {name: stack(problem, side, workspace) for side, name in NAMES.items()}
     once = [name for name, parts in named.items() if not isinstance(parts, str) and not _rounds_parts(parts)]
     for name, parts in named.items():
-        if not isinstance(parts, str) and once and name not in once:
+        if not isinstance(parts, str) and (once or whole.refused is None) and name not in once:
             parts = f"parts of a sum would be rounded to {problem.dtype} in memory"
-        if isinstance(parts, str):
-            yield _Way(name, parts)
-            continue
-        try:
-            yield _Way(name, None, planned_parts(parts, lambda part: plan_cuda(part, device, workspace)))
-        except PlanError as error:
-            yield _Way(name, str(error))
+        yield _way(name, parts, device, workspace)
+
+
+def _way(name: str, parts: Parts | str, device: CudaDevice, workspace: int) -> _Way:
+    if isinstance(parts, str):
+        return _Way(name, parts)
+    try:
+        return _Way(name, None, planned_parts(parts, lambda part: plan_cuda(part, device, workspace)))
+    except PlanError as error:
+        return _Way(name, str(error))
+
+
+def _whole(problem: Problem, device: CudaDevice) -> WholeVolume | str:
+    """The problem for a kernel with three axes, or why there is none."""
+    if problem.dtype not in ndhwc.DTYPES or capability(device.arch) not in GENERATIONS:
+        return f"only for {' and '.join(ndhwc.DTYPES)} on GPUs from sm_{GENERATIONS[0]} on"
+    return next(ndhwc.candidates(problem)).refusal(problem) or WholeVolume(problem)
 
 
 def _rounds_parts(parts: Parts) -> bool:

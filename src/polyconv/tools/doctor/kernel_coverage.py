@@ -14,7 +14,7 @@ from ...cuda.planner.depthwise import line, strip
 from ...cuda.planner.device import CudaDevice
 from ...cuda.planner.plan import KernelSpec, Plan, Task
 from ...cuda.planner.planner import DEFAULT_WORKSPACE, FAMILIES, all_kernels, candidates, family_name, plan_within
-from ...problem import HALF_DTYPES, Pair, Pass, Problem, Sides, channels_last_strides
+from ...problem import HALF_DTYPES, Extents, Pass, Problem, Shape, Sides, channels_last_strides
 from ...selection import PlanError
 from .device_under_test import GpuUnderTest
 
@@ -23,11 +23,11 @@ from .device_under_test import GpuUnderTest
 class Case:
     """A convolution with a bias."""
 
-    x: tuple[int, int, int, int]
-    w: tuple[int, int, int, int]
+    x: Shape
+    w: Shape
     padding: Sides = (0, 0, 0, 0)
-    stride: Pair = (1, 1)
-    dilation: Pair = (1, 1)
+    stride: Extents = (1, 1)
+    dilation: Extents = (1, 1)
     groups: int = 1
     padding_mode: str = "zeros"
     channels_last: bool = False
@@ -40,14 +40,14 @@ class Case:
         return (Pass.FPROP,) if self.residual or self.activation != "none" else tuple(Pass)
 
     def problem(self, kind: Pass, larger: int = 1) -> Problem:
-        """One pass, with the input's height and width multiplied by ``larger``. The input gradient has no bias."""
-        n, c, height, width = self.x
+        """One pass, with the input's extents multiplied by ``larger``. The input gradient has no bias."""
+        n, c, *size = self.x
         arguments: dict[str, Any] = {
             name: getattr(self, name)
             for name in ("padding", "stride", "dilation", "groups", "padding_mode", "activation", "residual")
         }
         problem = Problem.make(
-            kind, (n, c, height * larger, width * larger), self.w, bias=kind is not Pass.DGRAD, **arguments
+            kind, (n, c, *(extent * larger for extent in size)), self.w, bias=kind is not Pass.DGRAD, **arguments
         )
         if not self.channels_last:
             return problem
@@ -81,6 +81,9 @@ def family_plans(problem: Problem, device: CudaDevice) -> Iterator[tuple[str, Pl
         with contextlib.suppress(PlanError):
             yield family_name(family), plan_within((family,), problem, device)
 
+
+_ONES = (1, 1, 1)
+VOLUME = "3x3x3, channels last", Case((2, 16, 4, 6, 5), (24, 16, 3, 3, 3), 2 * _ONES, _ONES, _ONES, channels_last=True)
 
 QUICKLY = 2
 """Ways per family in a quick run."""
@@ -166,7 +169,7 @@ def all_problems() -> Iterator[tuple[str, Problem]]:
     for name, case in (*CASES.items(), *_more()):
         for kind in case.passes:
             yield f"{name}, {kind}", case.problem(kind)
-    for dtype, (name, case) in product(HALF_DTYPES, (*CASES.items(), *_depthwise(), *_lines())):
+    for dtype, (name, case) in product(HALF_DTYPES, (*CASES.items(), *_depthwise(), *_lines(), VOLUME)):
         for kind in case.passes:
             yield f"{name}, {kind}, {dtype}", replace(case.problem(kind), dtype=dtype)
 

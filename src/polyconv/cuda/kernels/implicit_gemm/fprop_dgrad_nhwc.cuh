@@ -1,4 +1,4 @@
-// fprop and dgrad of 16-bit tensors in channels_last, from sm_80 on:
+// fprop and dgrad of 16-bit tensors in channels_last or channels_last_3d, from sm_80 on:
 //   written[pixel, n] = rounded(bias[n] + sum over rows k of  gathered[pixel, k] * packed[k, n])
 //
 // The implicit GEMM of implicit_gemm/fprop_dgrad_mma.cuh with the same grid, phases and packed weights, for tensors whose
@@ -14,20 +14,36 @@
 
 namespace polyconv {
 
-// Copies of a[M][32]: a thread has one chunk of every row of kThreads / 4, under one tap after another.
-template <class Tile>
+// Volumes in channels_last_3d: the images are the slices that are written, one after another, and the kernel has the rows
+// of all its slices, packed as one below the other. source_batch and written_batch are strides of slices. Only the copies
+// of the source know the depth.
+template <class Element>
+struct VolumeParamsOf : ImplicitGemmParamsOf<Element> {
+  i64 source_volume;
+  FastDivisor slices;  // of a written volume
+  int source_depth;
+  int read_first_d, read_step_d, tap_step_d;
+  int rows_of_slice;  // rows of taps
+};
+struct HalfVolumeParams : VolumeParamsOf<Half> {};
+struct BFloat16VolumeParams : VolumeParamsOf<BFloat16> {};
+
+// Copies of a[M][32]: a thread has one chunk of every row of kThreads / 4, under one tap after another. kVolume: an image
+// is a slice of a volume, and the rows of taps are those of several slices.
+template <class Tile, bool kVolume, class Params>
 struct SourceCopies {
   static constexpr int kChunks = Tile::kDepth / kChunk, kRowsAtOnce = Tile::kThreads / kChunks;
   static constexpr int kPixels = Tile::kM / kRowsAtOnce;
   using Element = typename Tile::Element;
 
-  const ImplicitGemmParamsFor<Tile>& p;
+  const Params& p;
   const ImplicitGemmBlock<Tile>& block;
   const Element* at[kPixels];  // may point outside: then it is not read
   int y[kPixels], x[kPixels];  // source coordinates under the current tap
-  int channel, columns_left, rows_left;
+  int z[kVolume ? kPixels : 1];
+  int channel, columns_left, rows_left, rows_of_slice_left;
 
-  __device__ __forceinline__ SourceCopies(const ImplicitGemmParamsFor<Tile>& p, const ImplicitGemmBlock<Tile>& block)
+  __device__ __forceinline__ SourceCopies(const Params& p, const ImplicitGemmBlock<Tile>& block)
       : p(p),
         block(block),
         channel(threadIdx.x % kChunks * kChunk),
@@ -39,10 +55,11 @@ struct SourceCopies {
       const Pixel pixel(index, block.h, block.w);
       y[q] = block.h.read_first + pixel.i * block.h.read_step;
       x[q] = block.w.read_first + pixel.j * block.w.read_step;
-      at[q] = p.source + pixel.image * p.source_batch + block.group * p.channels + channel + i64(y[q]) * p.source_row +
+      at[q] = p.source + image(pixel.image, q) + block.group * p.channels + channel + i64(y[q]) * p.source_row +
               i64(x[q]) * p.source_column;
       if (index >= block.pixels) y[q] = -(1 << 30);  // past the end: outside under every tap
     }
+    if constexpr (kVolume) rows_of_slice_left = p.rows_of_slice;
     settle();
   }
 
@@ -50,11 +67,23 @@ struct SourceCopies {
     return swizzled<kChunks>(threadIdx.x / kChunks, threadIdx.x % kChunks);
   }
 
+  // Offset of the image, or of the slice that the first tap reads, which may be outside of the volume.
+  __device__ __forceinline__ i64 image(int number, int q) {
+    if constexpr (kVolume) {
+      const u32 volume = p.slices.quotient(number);
+      z[q] = p.read_first_d + int(number - volume * p.slices.divisor) * p.read_step_d;
+      return volume * p.source_volume + z[q] * p.source_batch;
+    } else {
+      return number * p.source_batch;
+    }
+  }
+
   // Starts the copies of a step to the stage whose a is at `to` + place(). Channels outside of the image are zeros.
   __device__ __forceinline__ void start(u32 to) const {
 #pragma unroll
     for (int q = 0; q < kPixels; q++) {
-      const bool inside = u32(y[q]) < u32(p.source_height) && u32(x[q]) < u32(p.source_width) && rows_left > 0;
+      bool inside = u32(y[q]) < u32(p.source_height) && u32(x[q]) < u32(p.source_width) && rows_left > 0;
+      if constexpr (kVolume) inside = inside && u32(z[q]) < u32(p.source_depth);
       copy16_or_zeros(to + q * 16 * kChunks * kRowsAtOnce, at[q], inside);
     }
   }
@@ -75,6 +104,15 @@ struct SourceCopies {
         columns_left = block.w.taps;
         rows_left--;
         right -= block.w.taps * p.tap_step_w, down = p.tap_step_h;
+        if constexpr (kVolume) {
+          if (--rows_of_slice_left == 0) {
+            rows_of_slice_left = p.rows_of_slice;
+            down -= p.rows_of_slice * p.tap_step_h;
+            step += p.tap_step_d * p.source_batch;
+#pragma unroll
+            for (int q = 0; q < kPixels; q++) z[q] += p.tap_step_d;
+          }
+        }
         step += i64(down) * p.source_row - i64(block.w.taps) * p.tap_step_w * p.source_column;
       }
       move(step);
@@ -137,18 +175,17 @@ __device__ __forceinline__ void multiply_stage(Accumulators<typename Tile::Base>
 }
 
 // Accumulates all rows of the block's phase.
-template <class Tile>
-__device__ __forceinline__ void accumulate_pipelined(Accumulators<typename Tile::Base>& c,
-                                                     const ImplicitGemmParamsFor<Tile>& p,
+template <class Tile, bool kVolume = false, class Params>
+__device__ __forceinline__ void accumulate_pipelined(Accumulators<typename Tile::Base>& c, const Params& p,
                                                      const ImplicitGemmBlock<Tile>& block, u32 ring) {
   const int lane = threadIdx.x % 32, row = lane % kMatrix, half = lane / kMatrix;
   const TilePlace<typename Tile::Base> place(threadIdx.x);
   const u32 a = swizzled<Tile::kDepth / kChunk>(place.m + row, half);
   const u32 b = Tile::kBytesA + swizzled<Tile::kN / kChunk>(row, place.n / kChunk + half);
-  SourceCopies<Tile> source(p, block);
+  SourceCopies<Tile, kVolume, Params> source(p, block);
   PackedCopies<Tile> packed(p, block);
   const auto start = [&](u32 stage) {
-    source.start(stage + SourceCopies<Tile>::place());
+    source.start(stage + source.place());
     packed.start(stage + Tile::kBytesA + PackedCopies<Tile>::place());
     source.advance();
   };
@@ -214,14 +251,14 @@ __device__ __forceinline__ void write_pipelined(const Accumulators<typename Tile
   }
 }
 
-template <class Tile, class Params>
+template <class Tile, bool kVolume = false, class Params>
 __device__ __forceinline__ void implicit_gemm_nhwc(const Params& p) {
   extern __shared__ __align__(128) unsigned char shared[];
   const ImplicitGemmBlock<Tile> block(p);
   if (block.first_pixel >= block.pixels) return;  // phases differ in size; the grid is made for the largest
 
   Accumulators<typename Tile::Base> c;
-  accumulate_pipelined<Tile>(c, p, block, u32(__cvta_generic_to_shared(shared)));
+  accumulate_pipelined<Tile, kVolume>(c, p, block, u32(__cvta_generic_to_shared(shared)));
   write_pipelined<Tile>(c, p, shared);
 }
 

@@ -181,7 +181,7 @@ class PhaseTables:
 
 
 @lru_cache(maxsize=1024)
-def _tables(problem: Problem, depth: int) -> tuple[PhaseTables, ...]:
+def phase_tables(problem: Problem, depth: int) -> tuple[PhaseTables, ...]:
     r = roles(problem)
     found = []
     for phases_h in _chunks(r.phases_h):
@@ -328,7 +328,7 @@ class ImplicitGemmCandidate(DirectCandidate):
 
     def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:
         r = roles(problem)
-        for tables in _tables(problem, self.tile.depth):
+        for tables in phase_tables(problem, self.tile.depth):
             if tables.rows:
                 yield self._pack_task(problem, r, tables)
             for slab in self._slabs(problem, r, tables):
@@ -339,7 +339,7 @@ class ImplicitGemmCandidate(DirectCandidate):
         r = roles(problem)
         found: list[Launch] = []
         used = 0
-        for tables in _tables(problem, self.tile.depth):
+        for tables in phase_tables(problem, self.tile.depth):
             table = ("workspace", used) if self.loader.tabulated else None
             packed = ("workspace", round_up(used + (16 * tables.rows if self.loader.tabulated else 0), 256))
             # One step of slack: the kernel's last load reads past the last row, and its values are not used.

@@ -37,7 +37,6 @@ GENERATIONS = range(80, 1000)
 TILES = (PIPELINED_SQUARE, PIPELINED_LONG, PIPELINED_TALL, PIPELINED_SMALL)
 COPIED = LoaderKind("nhwc", (), 0, False, ())
 
-_PARAMS = half_structs(ImplicitGemmParams)
 PACKS = {
     dtype: KernelSpec.of(
         struct,
@@ -73,6 +72,8 @@ class ImplicitGemmNhwcCandidate(ImplicitGemmMmaCandidate):
 
     tile: PipelinedTile
     stores_chunks = True
+    volume = False
+    structs = half_structs(ImplicitGemmParams)
 
     @property
     def pack(self) -> KernelSpec:
@@ -82,11 +83,11 @@ class ImplicitGemmNhwcCandidate(ImplicitGemmMmaCandidate):
     def kernel(self) -> KernelSpec:
         tile = self.tile
         plain = KernelSpec.of(
-            _PARAMS[tile.dtype],
+            self.structs[tile.dtype],
             "implicit_gemm/fprop_dgrad_nhwc",
-            tile,
+            *((tile, True) if self.volume else (tile,)),
             function="implicit_gemm_nhwc",
-            symbol=f"implicit_gemm_nhwc_{tile.name}",
+            symbol=f"implicit_gemm_{'ndhwc' if self.volume else 'nhwc'}_{tile.name}",
             threads=tile.threads,
             min_blocks=tile.min_blocks(0),
             facts={**pipeline_facts(tile), **PHASE_FACTS},

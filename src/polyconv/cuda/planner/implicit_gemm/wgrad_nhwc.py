@@ -19,7 +19,6 @@ from .wgrad import PixelGemm, WgradCut, WgradParams, bordered, columns_of
 
 DTYPES = HALF_DTYPES
 TILES = (PIPELINED_SQUARE, PIPELINED_WIDEST, PIPELINED_WIDE)
-_PARAMS = half_structs(WgradParams)
 
 
 @dataclass(frozen=True)
@@ -28,15 +27,17 @@ class WgradNhwcCandidate(PixelGemm):
 
     tile: PipelinedTile
     channels_adjacent = True
+    volume = False
+    structs = half_structs(WgradParams)
 
     @cached_property
     def kernel(self) -> KernelSpec:
         tile = self.tile
         return KernelSpec.of(
-            _PARAMS[tile.dtype],
+            self.structs[tile.dtype],
             "implicit_gemm/wgrad_nhwc",
-            tile,
-            symbol=f"implicit_gemm_wgrad_nhwc_{tile.name}",
+            *((tile, True) if self.volume else (tile,)),
+            symbol=f"implicit_gemm_wgrad_{'ndhwc' if self.volume else 'nhwc'}_{tile.name}",
             threads=tile.threads,
             min_blocks=tile.min_blocks(0),
             facts=pipeline_facts(tile),

@@ -15,8 +15,7 @@ from ....util.cached import cached_property
 from ....util.intmath import round_up
 from .. import kernel_params
 from ..epilogue import finishing
-from ..implicit_gemm import fprop_dgrad
-from ..implicit_gemm.fprop_dgrad import MOST_GROUPS, PACK_FACTS, PhaseTables, Roles, Slab, roles
+from ..implicit_gemm.fprop_dgrad import MOST_GROUPS, PACK_FACTS, PhaseTables, Roles, Slab, phase_tables, roles
 from ..implicit_gemm.fprop_dgrad_nhwc import COPIED, GENERATIONS, TILES, ImplicitGemmNhwcCandidate, pipeline_facts
 from ..implicit_gemm.tiles import PipelinedTile
 from ..kernel_params import PHASE_FACTS, declared
@@ -107,7 +106,7 @@ class ScaledCandidate(ImplicitGemmNhwcCandidate):
 
     def _before(self, problem: Problem, sms: int) -> int:
         """Workspace of the weights and of both absmax."""
-        tables = fprop_dgrad._tables(self._converted(problem, 1), self.tile.depth)
+        tables = phase_tables(self._converted(problem, 1), self.tile.depth)
         packed = sum(self._packed_bytes(problem, one) for one in tables)
         return w_of(problem, sms).magnitude_bytes + packed + self._source(problem, sms).magnitude_bytes
 
@@ -124,7 +123,7 @@ class ScaledCandidate(ImplicitGemmNhwcCandidate):
         yield w.magnitude_task
         images = max(1, self._images(problem, sms, workspace))
         converted = self._converted(problem, images)
-        r, tables = roles(converted), fprop_dgrad._tables(converted, self.tile.depth)
+        r, tables = roles(converted), phase_tables(converted, self.tile.depth)
         for one in tables:
             if one.rows:
                 yield self._pack_task(converted, r, one)
@@ -160,7 +159,7 @@ class ScaledCandidate(ImplicitGemmNhwcCandidate):
         source, w = self._source(problem, sms), w_of(problem, sms)
         images = max(1, self._images(problem, sms, workspace))
         converted = self._converted(problem, images)
-        r, tables = roles(converted), fprop_dgrad._tables(converted, self.tile.depth)
+        r, tables = roles(converted), phase_tables(converted, self.tile.depth)
         found = [w.magnitude(0)]
         used = w.magnitude_bytes
         packed = []
