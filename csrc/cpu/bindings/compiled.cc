@@ -395,7 +395,11 @@ void CompiledConvolution(const Handle* inputs, int64_t input_count, Handle weigh
   if (normalisation != nullptr) {
     ConvolveJoined(l, inputs, input_count, View(*normalisation), w, Given(bias), y, geometry, epilogue, weights);
   } else if (l.engine == kDepthwise) {
-    DepthwiseForward(x, weights, Given(bias), y, geometry, epilogue, epilogue.residual);
+    const std::int64_t no_strides[4] = {};
+    const bool packed = l.scheme > 0;
+    DepthwiseForward(x, packed ? View(w, no_strides, nullptr) : weights, Given(bias), y, geometry,
+                     {packed, packed ? std::optional<View>(weights) : std::nullopt, packed}, epilogue,
+                     epilogue.residual);
   } else {
     const std::array<int64_t, 5> plan{l.engine, l.scheme};
     if (transposed) {

@@ -14,6 +14,7 @@
 #include "bindings/tensors.h"
 #include "common/memory.h"
 #include "depthwise/depthwise.h"
+#include "depthwise/segments.h"
 
 namespace polyconv {
 namespace {
@@ -62,6 +63,12 @@ void SetBias(DepthwiseCorrelation& conv, const std::optional<View>& bias) {
   if (!bias.has_value()) return;
   conv.bias = bias->const_data_ptr<float>();
   conv.bias_step = bias->stride(0);
+}
+
+// By segments if asked for and possible, or directly. `transformed`: weights by segments, if they were kept.
+void Run(const DepthwiseCorrelation& conv, bool by_segments, const float* transformed, const Runtime& runtime) {
+  if (by_segments && TakesSegments(TheSet(), conv)) return RunSegments(TheSet(), conv, transformed, runtime);
+  RunDepthwise(TheSet(), conv, runtime);
 }
 
 // Whether kernels pack `x`, and scale it then if it is tiny. Those for adjacent channels read it where it is.
@@ -149,6 +156,31 @@ void Correlate(const View& x, const View& w, const std::optional<View>& bias, co
   ForwardOfTiny(y, 0, bias, epilogue, [&](const View& sum) { run_any(sum, std::nullopt, {}); });
 }
 
+// Correlates float32 tensors by segments. Tiny ones are scaled in copies.
+void CorrelateSegments(const View& x, const View& w, const std::optional<View>& bias, const View& y,
+                       const Geometry& geometry, AxisOf axis_of, const DepthwiseAlgorithm& algorithm,
+                       const Epilogue<float>& epilogue) {
+  const bool packed = algorithm.packed_only;
+  // A transform is linear: packed weights times a power of two are those of the weights times it.
+  const Operands of(x, packed ? *algorithm.transformed : w);
+  const auto run = [&](const View& out, const std::optional<View>& added, const Epilogue<float>& last) {
+    DepthwiseCorrelation conv = Describe(of.a.view, packed ? w : of.b.view, out, geometry, axis_of);
+    conv.epilogue = last;
+    SetBias(conv, added);
+    const float* transformed = nullptr;
+    if (algorithm.transformed.has_value() && (packed || of.b.exponent == 0)) {
+      const View& kept = packed ? of.b.view : *algorithm.transformed;
+      Require(TakesSegments(TheSet(), conv) &&
+                  static_cast<std::size_t>(kept.numel()) == TransformSegments(TheSet(), conv, nullptr, OneThread()),
+              "the transformed weights do not fit the layer");
+      transformed = kept.const_data_ptr<float>();
+    }
+    Run(conv, true, transformed, TheRuntime());
+  };
+  if (of.exponent() == 0) return run(y, bias, epilogue);
+  ForwardOfTiny(y, -of.exponent(), bias, epilogue, [&](const View& sum) { run(sum, std::nullopt, {}); });
+}
+
 // Calls run(image, first, count, memory) for blocks of groups of an image whose float32 copies, `floats` per group, stay
 // in a core's cache. Blocks depend on the sizes only. Each runs in one thread.
 template <class Run>
@@ -189,7 +221,7 @@ void FinishBlock(const DepthwiseCorrelation& block, int64_t pixels, bool planes)
 // Correlates tensors that are in half precision in float32 copies of blocks (converted.h). Every block that is tiny is
 // scaled by its own power of two.
 void CorrelateConverted(const View& x, const View& w, const std::optional<View>& bias, const View& y,
-                        const Geometry& geometry, AxisOf axis_of, const Epilogue<float>& epilogue,
+                        const Geometry& geometry, AxisOf axis_of, bool by_segments, const Epilogue<float>& epilogue,
                         const void* residual) {
   const Images from(x), to(y), added(y, residual);
   Elements weights(w), biases(bias.has_value() ? *bias : w);
@@ -225,7 +257,7 @@ void CorrelateConverted(const View& x, const View& w, const std::optional<View>&
                  }
                  DepthwiseCorrelation sum = block;
                  if (exponent > 0) sum.bias = nullptr, sum.epilogue = {};
-                 RunDepthwise(TheSet(), sum, OneThread());
+                 Run(sum, by_segments, nullptr, OneThread());
                  const bool finishes = exponent > 0 && (block.bias != nullptr || !block.epilogue.IsEmpty());
                  if (finishes) {
                    Rescale(y_copy, static_cast<int64_t>(count * written), -exponent);
@@ -302,10 +334,31 @@ void ConvertedWeightGradient(const View& x, const View& dy, const View& dw, cons
 
 void ForwardOp(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, const Tensor& y,
                const std::vector<int64_t>& geometry, const std::optional<Tensor>& residual, int64_t activation,
-               double a, double b) {
+               double a, double b, bool by_segments, const std::optional<Tensor>& transformed) {
   RequireResidual(residual, y);
-  DepthwiseForward(x, w, bias, y, ReadGeometry(geometry), ReadEpilogue<float>(std::nullopt, activation, a, b, y),
+  DepthwiseForward(x, w, bias, y, ReadGeometry(geometry), {by_segments, transformed},
+                   ReadEpilogue<float>(std::nullopt, activation, a, b, y),
                    residual.has_value() ? residual->const_data_ptr() : nullptr);
+}
+
+// Transformed weights for `depthwise_fprop` by segments. They depend on instruction set and weights only.
+Tensor TransformOp(const Tensor& weight) {
+  const View w(weight);
+  Require(w.dim() == 4 && w.size(1) == 1 && w.numel() > 0, "a depthwise convolution has one input channel per group");
+  Require(TheSet() != InstructionSet::kSse4, "this instruction set has no kernels for segments");
+  const FloatControl flush;
+  DepthwiseCorrelation c{};
+  c.groups = Extent(w, 0);
+  c.height = ForwardAxis(Extent(w, 2), 1, Extent(w, 2), 1, 1, 0);
+  c.width = ForwardAxis(Extent(w, 3), 1, Extent(w, 3), 1, 1, 0);
+  c.w = w.const_data_ptr<float>();
+  c.w_channel = w.stride(0), c.w_row = w.stride(2), c.w_column = w.stride(3);
+  const std::size_t size = TransformSegments(TheSet(), c, nullptr, OneThread());
+  Tensor transformed = torch::stable::new_empty(weight, {static_cast<int64_t>(size)});
+  float* target = transformed.mutable_data_ptr<float>();
+  AdviseHugePages(target, size * sizeof(float));
+  TransformSegments(TheSet(), c, target, TheRuntime());
+  return transformed;
 }
 
 // Depthwise convolution of volumes with zeros around them. The caller scales tiny tensors. w: [channel][tap along the
@@ -344,13 +397,14 @@ void VolumesOp(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bi
 
 // `bias`: of a transposed convolution.
 void InputGradientOp(const Tensor& dy, const Tensor& w, const Tensor& dx, const std::vector<int64_t>& geometry_numbers,
-                     const std::optional<Tensor>& bias) {
+                     const std::optional<Tensor>& bias, bool by_segments) {
   const Geometry geometry = ReadGeometry(geometry_numbers);
   RequireDepthwise(dx, w, dy, geometry);
   Require(geometry.border == Border::kZeros, "the depthwise input gradient knows only a border of zeros");
   if (dx.numel() == 0) return;
   const FloatControl flush;
-  if (IsHalf(dy)) return CorrelateConverted(dy, w, bias, dx, geometry, &GradientAxis, {}, nullptr);
+  if (IsHalf(dy)) return CorrelateConverted(dy, w, bias, dx, geometry, &GradientAxis, by_segments, {}, nullptr);
+  if (by_segments) return CorrelateSegments(dy, w, bias, dx, geometry, &GradientAxis, {true}, {});
   Correlate(dy, w, bias, dx, geometry, &GradientAxis, {});
 }
 
@@ -400,12 +454,16 @@ int64_t LongestSumOp(const std::vector<int64_t>& sizes, const std::vector<int64_
 }  // namespace
 
 void DepthwiseForward(const View& x, const View& w, const std::optional<View>& bias, const View& y,
-                      const Geometry& geometry, Epilogue<float> epilogue, const void* residual) {
+                      const Geometry& geometry, const DepthwiseAlgorithm& algorithm, Epilogue<float> epilogue,
+                      const void* residual) {
   RequireDepthwise(x, w, y, geometry);
   if (y.numel() == 0) return;
   const FloatControl flush;
-  if (IsHalf(x)) return CorrelateConverted(x, w, bias, y, geometry, &ForwardAxis, epilogue, residual);
+  if (IsHalf(x)) {
+    return CorrelateConverted(x, w, bias, y, geometry, &ForwardAxis, algorithm.by_segments, epilogue, residual);
+  }
   epilogue.residual = static_cast<const float*>(residual);
+  if (algorithm.by_segments) return CorrelateSegments(x, w, bias, y, geometry, &ForwardAxis, algorithm, epilogue);
   Correlate(x, w, bias, y, geometry, &ForwardAxis, epilogue);
 }
 
@@ -413,8 +471,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(polyconv_cpu, m) {
   // geometry: stride_h, stride_w, top, left, dilation_h, dilation_w, groups, border
   m.def(
       "depthwise_fprop(Tensor x, Tensor w, Tensor? bias, Tensor(a!) y, int[] geometry, "
-      "Tensor? residual=None, int activation=0, float activation_a=0, float activation_b=0) -> ()");
-  m.def("depthwise_dgrad(Tensor dy, Tensor w, Tensor(a!) dx, int[] geometry, Tensor? bias=None) -> ()");
+      "Tensor? residual=None, int activation=0, float activation_a=0, float activation_b=0, "
+      "bool by_segments=False, Tensor? transformed=None) -> ()");
+  m.def("depthwise_transform(Tensor w) -> Tensor");
+  m.def(
+      "depthwise_dgrad(Tensor dy, Tensor w, Tensor(a!) dx, int[] geometry, Tensor? bias=None, "
+      "bool by_segments=False) -> ()");
   m.def("depthwise_volumes(Tensor x, Tensor w, Tensor? bias, Tensor(a!) y, int[] geometry) -> ()");
   m.def("depthwise_longest_sum(int[] sizes, int[] geometry) -> int");
   m.def("depthwise_wgrad(Tensor x, Tensor dy, Tensor(a!) dw, Tensor(b!)? db, int[] geometry) -> ()");
@@ -422,6 +484,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(polyconv_cpu, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(polyconv_cpu, CompositeExplicitAutograd, m) {
   m.impl("depthwise_fprop", TORCH_BOX(&ForwardOp));
+  m.impl("depthwise_transform", TORCH_BOX(&TransformOp));
   m.impl("depthwise_dgrad", TORCH_BOX(&InputGradientOp));
   m.impl("depthwise_volumes", TORCH_BOX(&VolumesOp));
   m.impl("depthwise_longest_sum", TORCH_BOX(&LongestSumOp));

@@ -21,9 +21,18 @@ void ConvolveTransposed(const View& x, const View& w, const std::optional<View>&
                         const Geometry& geometry, std::span<const int64_t> plan, const View& transformed,
                         const Epilogue<float>& epilogue);
 
+// How a depthwise forward pass is computed. By segments: see depthwise/segments-inl.h; `transformed` are those of
+// depthwise_transform, if they are kept. `packed_only`: the weight itself has the right shape, but not its values.
+struct DepthwiseAlgorithm {
+  bool by_segments = false;
+  std::optional<View> transformed{};
+  bool packed_only = false;
+};
+
 // A forward pass of the depthwise engine, in float32 or half precision. `residual`: laid out as `y`, in its type; may be
 // null.
 void DepthwiseForward(const View& x, const View& w, const std::optional<View>& bias, const View& y,
-                      const Geometry& geometry, Epilogue<float> epilogue, const void* residual);
+                      const Geometry& geometry, const DepthwiseAlgorithm& algorithm, Epilogue<float> epilogue,
+                      const void* residual);
 
 }  // namespace polyconv

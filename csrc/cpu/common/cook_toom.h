@@ -4,9 +4,11 @@
 //
 //     y = A^T [(G w) * (B^T x)]
 //
-// Points, in order: 0, the pairs +p and -p for p = 1, 2 and 1/2, infinity. All entries of A^T and B^T are small dyadic
-// numbers, exact in float; the others are in G, which is applied in double. The rows of +p and -p differ only in the
-// sign of every second column, so transforms compute an even and an odd part once for both (transforms-inl.h).
+// Points, in order: 0, the pairs +p and -p for p = 1, 2 and 1/2, infinity. Seven points, where one of 0 and infinity
+// cannot be used: infinity, the pairs for p = 1, 1/4 and 3/2, of which the error is half of that of the others. All
+// entries of A^T and B^T are small dyadic numbers, exact in float; the others are in G, which is applied in double. The
+// rows of +p and -p differ only in the sign of every second column, so transforms compute an even and an odd part once
+// for both (transforms-inl.h).
 // polyconv/algebra/cook_toom.py has the same in exact fractions, with proofs.
 #pragma once
 
@@ -20,6 +22,7 @@ struct Matrix {
 namespace detail {
 
 inline constexpr double kFinitePoints[] = {0, 1, -1, 2, -2, 0.5, -0.5};
+inline constexpr double kSevenPoints[] = {0, 1, -1, 0.25, -0.25, 1.5, -1.5};  // the first one is infinity
 
 constexpr double Magnitude(double x) {
   return x < 0 ? -x : x;
@@ -47,7 +50,9 @@ struct CookToom {
   static constexpr int kR = kTaps;
   static constexpr int kPoints = kOutputs + kTaps - 1;
   static constexpr bool kIsTrivial = kPoints == 1;
-  static_assert(kIsTrivial || (kPoints % 2 == 0 && kPoints <= 8), "transforms rely on points in pairs");
+  static constexpr bool kIsSeven = kPoints == 7;
+  static constexpr int kInfinity = kIsSeven ? 0 : kPoints - 1;  // the place of infinity
+  static_assert(kIsTrivial || kIsSeven || (kPoints % 2 == 0 && kPoints <= 8), "transforms rely on points in pairs");
 
   struct Matrices {
     Matrix<kPoints, kPoints> input;    // B^T
@@ -61,19 +66,19 @@ struct CookToom {
       m.input.at[0][0] = m.weight.at[0][0] = m.output.at[0][0] = 1;
       return m;
     }
-    constexpr int kFinite = kPoints - 1;
+    constexpr auto& kRoots = kIsSeven ? detail::kSevenPoints : detail::kFinitePoints;
     for (int point = 0; point < kPoints; point++) {
-      const bool infinite = point == kFinite;
+      const bool infinite = point == kInfinity;
       // Polynomial that vanishes at all other finite points, and its value at this one.
       double polynomial[kPoints] = {1};
       double value = 1;
       int degree = 0;
-      for (int other = 0; other < kFinite; other++) {
-        if (other == point) continue;
-        const double root = detail::kFinitePoints[other];
+      for (int other = 0; other < kPoints; other++) {
+        if (other == point || other == kInfinity) continue;
+        const double root = kRoots[other];
         for (int i = ++degree; i > 0; i--) polynomial[i] = polynomial[i - 1] - root * polynomial[i];
         polynomial[0] *= -root;
-        if (!infinite) value *= detail::kFinitePoints[point] - root;
+        if (!infinite) value *= kRoots[point] - root;
       }
       const double factor = detail::UnitFactor(polynomial) * (value < 0 ? -1 : 1);
       for (int i = 0; i < kPoints; i++) m.input.at[point][i] = factor * polynomial[i];
@@ -83,9 +88,9 @@ struct CookToom {
         continue;
       }
       double power = 1 / (factor * value);
-      for (int i = 0; i < kTaps; i++, power *= detail::kFinitePoints[point]) m.weight.at[point][i] = power;
+      for (int i = 0; i < kTaps; i++, power *= kRoots[point]) m.weight.at[point][i] = power;
       power = 1;
-      for (int i = 0; i < kOutputs; i++, power *= detail::kFinitePoints[point]) m.output.at[i][point] = power;
+      for (int i = 0; i < kOutputs; i++, power *= kRoots[point]) m.output.at[i][point] = power;
     }
     return m;
   }

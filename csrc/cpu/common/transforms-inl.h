@@ -82,7 +82,7 @@ HWY_INLINE void TransformInput(const Floats* x, Floats* out) {
     constexpr int kLast = Alg::kPoints - 1;
     out[0] = SumTerms<Alg, 0, Columns::kAll>(x, hn::Zero(kFloats));
     InputPairs<Alg, 0>(x, out);
-    out[kLast] = SumTerms<Alg, kLast, Columns::kAll>(x, hn::Zero(kFloats));
+    if constexpr (!Alg::kIsSeven) out[kLast] = SumTerms<Alg, kLast, Columns::kAll>(x, hn::Zero(kFloats));
   }
 }
 
@@ -109,8 +109,8 @@ HWY_INLINE void OutputRows(const Floats* m, const Floats* plus, const Floats* mi
   if constexpr (kRow < Alg::kM) {
     // The first pair has the point 1, whose powers are 1: it starts the sum.
     Floats sum = kRow % 2 == 0 ? plus[0] : minus[0];
-    if constexpr (kRow == 0) sum = hn::Add(sum, m[0]);
-    if constexpr (kRow == Alg::kM - 1) sum = hn::Add(sum, m[Alg::kPoints - 1]);
+    if constexpr (kRow == 0 && !Alg::kIsSeven) sum = hn::Add(sum, m[0]);
+    if constexpr (kRow == Alg::kM - 1) sum = hn::Add(sum, m[Alg::kInfinity]);
     y[kRow] = AddPairs<Alg, kRow, 1>(sum, plus, minus);
     OutputRows<Alg, kRow + 1>(m, plus, minus, y);
   }
@@ -122,7 +122,7 @@ HWY_INLINE void TransformOutput(const Floats* m, Floats* y) {
   if constexpr (Alg::kIsTrivial) {
     y[0] = m[0];
   } else {
-    constexpr int kPairs = Alg::kPoints / 2 - 1;
+    constexpr int kPairs = (Alg::kPoints - 1) / 2;
     Floats plus[kPairs], minus[kPairs];
     POLYCONV_UNROLL
     for (int i = 0; i < kPairs; i++) {

@@ -132,6 +132,9 @@ class Layer:
 
     def weights_for(self, chosen: CpuCandidate) -> Tensor:
         """The weight in the layout of the chosen kernel."""
+        if chosen.engine == depthwise.NAME and chosen.algorithm == depthwise.BY_SEGMENTS:
+            segments: Tensor = native.operator("depthwise_transform")(self.w)
+            return segments
         if chosen.engine == depthwise.NAME:
             return self.w.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
         problem = self.problem
