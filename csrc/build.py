@@ -47,7 +47,7 @@ WITH_TORCH = {"cpu": STABLE, "runtime": ""}
 LARGE = ("tile_lanes", "channel_lanes")
 """Folders whose sources compile longest: many schemes, for each instruction set."""
 PER_CALL, SMALL = ("bindings", "runtime"), "-Os"
-"""Folders of code that runs once per call, which is compiled for size: 70 KB less in a wheel."""
+"""Folders of code that mostly runs once per call, which is compiled for size: 70 KB less in a wheel."""
 BOUNDARIES = "-Wa,-mbranches-within-32B-boundaries"
 """From Skylake to Cascade Lake, a loop whose jump touches such a boundary is decoded in every iteration, which costs up
 to a third of its speed, depending on its address. Not every assembler knows the option."""

@@ -131,6 +131,29 @@ def test_depthwise_kernels_scale(name: str, dtype: torch.dtype, which: int, fact
     check(db, torch.ones(1), b, terms, b.double().sum((0, 2, 3)))
 
 
+def test_tiny_images_with_sparse_gradients() -> None:
+    """An operand that only looks tiny does not keep the other one from being scaled."""
+    torch.manual_seed(0)
+    x, dy = torch.randn(2, 16, 30, 31) * 1e-40, torch.zeros(2, 16, 30, 31)
+    dy[:, :, 29, 29] = 1.0
+    dw = torch.full((16, 1, 3, 3), torch.nan)
+    native.operator("depthwise_wgrad")(x, dy, dw, None, [1, 1, 1, 1, 1, 1, 16, 0])
+    exact = torch.nn.grad.conv2d_weight(x.double(), dw.shape, dy.double(), padding=1, groups=16)
+    assert exact.abs().max() > 100 * UNIT
+    assert bool(((dw.double() - exact).abs() <= UNIT).all())
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=["nchw", "nhwc"])
+def test_tiny_images_times_huge_weights(memory_format: torch.memory_format) -> None:
+    """Denormal numbers are no zeros there: their products are ordinary."""
+    x = torch.full((1, 8, 9, 9), 2.0**-130).contiguous(memory_format=memory_format)
+    w, y = torch.ones(8, 1, 3, 3), torch.full_like(x, torch.nan)
+    w[3] = 2.0**120
+    native.operator("depthwise_fprop")(x, w, None, y, [1, 1, 1, 1, 1, 1, 8, 0])
+    exact = torch.conv2d(x.double(), w.double(), padding=1, groups=8)
+    assert bool(((y.double() - exact).abs() <= 1e-6 * exact + UNIT).all())
+
+
 def test_depthwise_and_epilogues() -> None:
     """A whole layer of 1e-40, bias included, and its gradients; the activation of an ordinary bias."""
     torch.manual_seed(0)

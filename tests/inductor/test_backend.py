@@ -705,12 +705,19 @@ def test_steps_are_timed_in_the_layouts_that_the_graph_may_have(channels_last: b
     assert set(layers[0].choice.seconds) == set(NAMES[2:] if channels_last else NAMES)
 
 
-def test_volumes_are_timed_in_their_own_layout() -> None:
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_volumes_are_timed_in_their_own_layout(channels_last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = nn.Conv3d(4, 4, 3), torch.randn(1, 4, 5, 5, 5)
+    if channels_last:
+        x = x.to(memory_format=torch.channels_last_3d)
+    monkeypatch.setattr(swap, "MARGIN", 0.0)  # polyconv's operator runs
     compiled = torch.compile(model, backend="polyconv")
     with backend.layers_that_run() as layers:
-        compiled(x).sum().backward()
-    assert set(layers[0].choice.seconds) == set(NAMES[:2])
+        y = compiled(x)
+    y.sum().backward()
+    assert set(layers[0].choice.seconds) == set(NAMES[2:] if channels_last else NAMES[:2])
+    assert layers[0].choice.name.startswith(swap.POLYCONV)
+    torch.testing.assert_close(y, model(x), atol=1e-4, rtol=1e-4)
 
 
 def test_without_the_private_names_inductor_compiles_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -351,8 +351,8 @@ void ConvolveJoined(const Layer& l, const Handle* inputs, int64_t count, const V
 }
 
 // The operator as a C shim of Inductor's (polyconv/inductor/layer.py), but that it throws. `weights` has the layout of
-// transform_weights; for depthwise layers it is the weight with channels innermost. `normalisation`: factors and
-// summands of the joined channels of all inputs, or factors alone. Without it, there is one input. `residual` of a layer
+// transform_weights; for depthwise layers it is the weight with channels innermost, or of depthwise_transform if there is
+// a scheme. `normalisation`: factors and summands of the joined channels of all inputs, or factors alone. Without it, there is one input. `residual` of a layer
 // that writes into a tensor of several: that tensor, or null to make it.
 void CompiledConvolution(const Handle* inputs, int64_t input_count, Handle weights_handle, const Handle* bias,
                          const Handle* residual, const Handle* normalisation, const int64_t* numbers, int64_t count,

@@ -147,10 +147,10 @@ View Operand::Scaled(const View& given, Scratch& scratch, int most) {
 }
 
 bool MayBeTiny(const View& tensor) {
-  constexpr int64_t kSamples = 128;
+  constexpr int64_t kSamples = 128, kFirst = 1 << 14;
   const Element type = ElementOf(tensor);
   if (type == Element::kFloat16) return false;
-  const int64_t count = tensor.numel(), step = std::max<int64_t>(count / kSamples, 1);
+  const int64_t count = tensor.numel(), step = std::max<int64_t>(count / kSamples, 1) | 1;
   for (int64_t i = 0; i < count; i += step) {
     int64_t at = 0;
     for (int64_t dim = tensor.dim() - 1, rest = i; dim >= 0; rest /= tensor.size(dim), dim--) {
@@ -161,7 +161,17 @@ bool MayBeTiny(const View& tensor) {
                                    : std::uint32_t{static_cast<const std::uint16_t*>(tensor.data())[at]} << 16;
     if (IsOrdinary(bits)) return false;
   }
-  return true;
+  if (type != Element::kFloat) return true;
+  // The samples may all be padding of the tensor, or zeros of a sparse gradient.
+  const float* data = tensor.const_data_ptr<float>();
+  std::uint32_t largest = 0;
+  int64_t seen = 0;
+  ForRows(tensor, tensor, [&](int64_t first, int64_t, int64_t row, int64_t stride, int64_t) {
+    largest = std::max(largest, LargestMagnitude(data + first, std::min(row, kFirst - seen), stride));
+    seen += row;
+    return !IsOrdinary(largest) && seen < kFirst;
+  });
+  return !IsOrdinary(largest);
 }
 
 void Rescale(const View& tensor, int exponent) {

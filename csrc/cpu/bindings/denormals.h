@@ -46,8 +46,8 @@ struct Operands {
 // Bits of the largest magnitude of a tensor. Those of any that has `enough`, if there is one.
 std::uint32_t LargestOf(const View& tensor, std::uint32_t enough = kOrdinaryBits);
 
-// True if none of some elements that are spread over the tensor is ordinary, so that all may be tiny. Float16 has no such
-// numbers.
+// True if no element is ordinary among some that are spread over the tensor, and among its first ones in float32, so that
+// all may be tiny. Float16 has no such numbers.
 bool MayBeTiny(const View& tensor);
 
 // tensor *= 2^exponent, correctly rounded: the results may be denormal.

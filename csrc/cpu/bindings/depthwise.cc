@@ -120,11 +120,14 @@ void Correlate(const View& x, const View& w, const std::optional<View>& bias, co
   // 2^100 times a number that is scaled, and 2^16 times the largest factor of a sum, are no infinity.
   constexpr std::uint32_t kHuge = std::uint32_t{127 + 100} << 23, kLargeBias = std::uint32_t{127 + 16} << 23;
   static thread_local Scratch scratch[2];
-  bool scales = MayBeTiny(x) && LargestOf(w, kHuge) < kHuge;
+  constexpr int kLeastExponent = 24;  // makes all denormals ordinary numbers; times a huge weight they are no infinity
+  const bool tiny = MayBeTiny(x), huge = tiny && LargestOf(w, kHuge) >= kHuge;
+  bool scales = tiny && !huge;
   const bool in_bands = scales && HasBands(x, ShapeOf(x, w, y, geometry, axis_of).height, geometry.border);
   const bool copies = scales && !in_bands && !IsPacked(x);
   scales = scales && !copies;
-  const Operand input(x, scratch[0], copies ? kTinyExponent : 0), weights(w, scratch[1], kTinyExponent);
+  const Operand input(x, scratch[0], copies ? kTinyExponent : huge ? kLeastExponent : 0);
+  const Operand weights(w, scratch[1], kTinyExponent);
   std::vector<float> biases;
   const auto run = [&](const View& target, const std::optional<View>& added, const Epilogue<float>& finish) {
     std::atomic<bool> ordinary{false};
@@ -168,11 +171,12 @@ void CorrelateSegments(const View& x, const View& w, const std::optional<View>& 
     conv.epilogue = last;
     SetBias(conv, added);
     const float* transformed = nullptr;
-    if (algorithm.transformed.has_value() && (packed || of.b.exponent == 0)) {
+    const bool takes = TakesSegments(TheSet(), conv);
+    if (packed || (algorithm.transformed.has_value() && takes && of.b.exponent == 0)) {
       const View& kept = packed ? of.b.view : *algorithm.transformed;
-      Require(TakesSegments(TheSet(), conv) &&
-                  static_cast<std::size_t>(kept.numel()) == TransformSegments(TheSet(), conv, nullptr, OneThread()),
-              "the transformed weights do not fit the layer");
+      Require(
+          takes && static_cast<std::size_t>(kept.numel()) == TransformSegments(TheSet(), conv, nullptr, OneThread()),
+          "the transformed weights do not fit the layer");
       transformed = kept.const_data_ptr<float>();
     }
     Run(conv, true, transformed, TheRuntime());
@@ -431,7 +435,8 @@ void WeightGradientOp(const Tensor& x, const Tensor& dy, const Tensor& dw, const
   g.scales_dy = packs && MayBeTiny(dy);
   RunDepthwise(TheSet(), g, TheRuntime());
   if (ordinary) {
-    g.tiny.scales = g.scales_dy = false;
+    g.tiny.scales = g.tiny.scales && !IsOrdinary(LargestOf(x));
+    g.scales_dy = g.scales_dy && !IsOrdinary(LargestOf(dy));
     RunDepthwise(TheSet(), g, TheRuntime());
   }
   const int of_dy = b.exponent + (g.scales_dy ? kTinyExponent : 0);

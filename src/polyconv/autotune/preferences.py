@@ -104,7 +104,7 @@ def _own(key: str, environment: Environment) -> Preference | None:
 
 
 def are_none() -> bool:
-    """Whether there is no preference at all, nor a watcher or other ranks: then equal costs mean equal choices."""
+    """Whether there is no preference, autotuning or other rank: then equal costs mean equal choices."""
     if _forced.entries or _measured.entries or _outcomes.every() or settings.current().benchmark:
         return False
     from . import tuning_lookup

@@ -495,7 +495,9 @@ def _offered_in_half(
     calls = CONVERTED_CALL_CYCLES if aten.takes_tensors(problem) else 0.0
     for candidate in offer(widened(problem), device):
         in_cache = candidate.engine == depthwise.NAME and depthwise.takes_half(problem)
-        yield candidate.on_copies(CONVERTED_IN_CACHE * converted if in_cache else calls + converted)
+        # Copies in the cache are those of an image, whose weights are transformed anew.
+        again = CONVERTED_IN_CACHE * converted + problem.batch * candidate.weight_cycles
+        yield candidate.on_copies(again if in_cache else calls + converted)
     yield from aten.candidates(problem, device)
 
 

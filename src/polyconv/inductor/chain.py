@@ -51,7 +51,7 @@ def link_of(number: int, layer: Layer, out: Node, runs: CpuCandidate | None) -> 
     if layer.groups > 1 and not layer.groups == channels == outputs:
         return None
     offered = planner.offered(layer.problem, planner.here())
-    found = next((one for one in offered if one.refusal is None and one.engine == engine), None)
+    found = next((one for one in offered if one.refusal is None and one.engine == engine and one.direct), None)
     return None if found is None else Link(number, layer, out, runs, found)
 
 

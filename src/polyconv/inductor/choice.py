@@ -209,7 +209,7 @@ def _keeps(layer: Layer, one: CpuCandidate) -> bool:
     problem = layer.problem
     if one.direct:
         return True
-    if one.error > problem.tolerance:
+    if one.error > problem.tolerance or native.normalised(layer.w)[1]:  # the transform flushes denormal weights
         return False
     plan = planner.plan_cpu(problem, inference=True, prefer=Preference(one.name))
     return plan.for_weights(layer.w) is plan

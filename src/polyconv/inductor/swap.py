@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from operator import le
 from typing import Any
 
@@ -45,7 +46,7 @@ def swapped(
     result, chosen = copied(gm), []
     earlier = online.entries(outcomes.environment)
     for node in result.graph.nodes:
-        call = _call_of(node)
+        call = _call_of(node, training)
         if call is not None and (training or not call.has_packed_form):
             chosen.append((node, call, _choose(call, outcomes, training)))
     tuned = online.entries(outcomes.environment)
@@ -56,16 +57,16 @@ def swapped(
         if choice.name.startswith(POLYCONV):
             node.target = PUBLIC[call.op]
             if choice.name.endswith(LAST):
-                _convert_input(node)
+                _convert_input(node, _FORMATS[call.op.rank + 2])
     result.recompile()
     return result, [CompiledLayer(call.key, choice) for _, call, choice in chosen], options
 
 
-def _convert_input(node: Node) -> None:
-    """Convert the input of a convolution to channels_last; one that has this layout stays as it is."""
+def _convert_input(node: Node, layout: torch.memory_format) -> None:
+    """Convert the input of a convolution to a layout; one that has it stays as it is."""
     x, *rest = node.args
     with node.graph.inserting_before(node):
-        converted = node.graph.call_method("contiguous", (x,), {"memory_format": torch.channels_last})
+        converted = node.graph.call_method("contiguous", (x,), {"memory_format": layout})
     node.args = (converted, *rest)
 
 
@@ -104,7 +105,7 @@ class _Call:
     is_dynamic: bool = False
     """True if the input has sizes that may change."""
     channels_last: bool = False
-    """True if the input arrives in this layout."""
+    """True if the input arrives in this layout. Only training graphs ask."""
 
     @property
     def has_packed_form(self) -> bool:
@@ -130,8 +131,8 @@ class _Call:
                 made.append(None)
                 continue
             value = torch.randn(shape, generator=generator)
-            its = self.channels_last if training and place == 1 else channels_last and place < 2
-            if its and len(shape) in _FORMATS:
+            is_last = self.channels_last if training and place == 1 else channels_last and place < 2
+            if is_last and len(shape) in _FORMATS:
                 value = value.to(memory_format=_FORMATS[len(shape)])
             made.append(value.requires_grad_(training and needs_grad))
         return made
@@ -140,7 +141,7 @@ class _Call:
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-def _call_of(node: Node) -> _Call | None:
+def _call_of(node: Node, training: bool) -> _Call | None:
     """The convolution of a node, in float32 on the CPU, with arguments that can be read from the graph."""
     op = _OPS.get(node.target) if node.op == "call_function" else None
     if op is None or node.kwargs or len(node.args) < 2:
@@ -157,7 +158,9 @@ def _call_of(node: Node) -> _Call | None:
     needs_grad = tuple(value is not None and value.requires_grad for value in values)
     x = values[0]
     is_dynamic = any(isinstance(size, torch.SymInt) for size in x.shape)
-    last = x.dim() in _FORMATS and x.is_contiguous(memory_format=_FORMATS[x.dim()]) and not x.is_contiguous()
+    # Read from hints: a question to the tensor itself would restrict sizes that may change.
+    _, channels, *sizes = map(hint, x.shape)
+    last = training and x.dim() in _FORMATS and hint(x.stride(1)) == 1 and channels > 1 < prod(sizes)
     return _Call(op, shapes, needs_grad, tuple(node.args[3:]), is_dynamic, last)
 
 
@@ -193,7 +196,7 @@ def _trials(call: _Call) -> Entry:
 
 def _step_trials(call: _Call) -> Entry:
     """Times of both operators in each layout that the graph may have; none is dropped, because all convolutions of the
-    graph decide on the layout."""
+    graph decide on the layout (:func:`_one_layout`), and only then on the operator."""
     calls = dict(_steps(call))
     for name, step in calls.items():
         if name.startswith(POLYCONV):

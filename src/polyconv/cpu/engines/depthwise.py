@@ -197,10 +197,9 @@ def _cycles_by_segments(problem: Problem, lanes: int) -> tuple[float, float]:
         rows, count = ceil_div(written[axis], TILE), ceil_div(problem.kernel[axis], TILE)
         with_pixels = min(ceil_div(read[axis], TILE) + 1, rows + count - 1)
         segments, outputs, inputs = segments * count, outputs * rows, inputs * with_pixels
-        pairs *= rows * count
-    # Rows of tiles without pixels are skipped, columns are not.
+        # Rows of tiles without pixels are skipped; most columns are not.
+        pairs *= rows * count * (min(1.0, with_pixels / max(rows, count)) if axis == 0 else 1.0)
     points = (2 * TILE - 1) ** 2
-    pairs *= min(1.0, with_pixels / max(rows, count))
     moved = 5.0 / lanes * (prod(problem.x_shape) + prod(problem.y_shape))
     each = POINT_CYCLES * points * pairs + INPUT_CYCLES * inputs + OUTPUT_CYCLES * outputs
     return WEIGHT_CYCLES * vectors * segments, problem.batch * vectors * each + moved
