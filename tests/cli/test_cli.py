@@ -286,7 +286,8 @@ def test_plan_takes_three_axes(device: str, capsys: pytest.CaptureFixture[str]) 
         assert plan["algorithm"].startswith("stacked inputs (")
         assert (plan["across"], plan["device"]) == ("depth", "Tesla V100")
         assert sum(part["times"] for part in plan["problems"]) == 2, "an image is a problem"
-        assert {one["name"] for one in plan["candidates"] if one["rejected"]} == {"sum of slices", "stacked outputs"}
+        refused = {"sum of slices", "stacked outputs", "whole volumes"}
+        assert {one["name"] for one in plan["candidates"] if one["rejected"]} == refused
         assert all(part["launches"] for part in plan["problems"])
 
 
