@@ -86,12 +86,14 @@ def _terms_in_half(problem: Problem) -> int:
     """Number of half-precision values that ATen adds to one result, rounding each partial sum.
 
     One in oneDNN. On a processor without the instructions that oneDNN needs for the dtype, ATen multiplies matrices and
-    accumulates the input gradient tap by tap, the weight gradient image by image. Unfused steps add terms: the
-    residual, the activation, the copies of a pixel in a border.
+    accumulates the input gradient tap by tap, the weight gradient image by image. On ARM64 it adds the products
+    themselves in float16. Unfused steps add terms: the residual, the activation, the copies of a pixel in a border.
     """
     terms = 1
     if not _runs_in_onednn(problem.dtype):
         terms = {Pass.FPROP: 1, Pass.DGRAD: prod(problem.kernel), Pass.WGRAD: problem.batch}[problem.kind]
+    if problem.dtype == "float16" and instruction_set() == "neon":
+        terms = max(terms, reduction_of(problem))
     if problem.kind is Pass.DGRAD and any(problem.padding) and problem.padding_mode is not PaddingMode.ZEROS:
         terms += 3
     return terms + len(_applied_apart(problem))
