@@ -22,6 +22,7 @@ from torch import Tensor
 from polyconv.algebra.segments import Scheme2d
 from polyconv.arguments import Geometry
 from polyconv.cpu import native
+from polyconv.cpu.engines import aten
 from polyconv.cpu.engines.schemes import KernelScheme, compiled
 from polyconv.cpu.planner import CpuPlan
 from polyconv.numerics import reference
@@ -116,6 +117,8 @@ class FrozenMark:
         problem, chosen = self.plan.problem, self.plan.chosen
         reduction = self.reduction
         unit = 2.0**-53 if problem.dtype == "float64" else 2.0**-24
+        if chosen.engine == aten.NAME and aten.adds_in_float16(problem.dtype):
+            unit = 2.0**-11
         longest = min(reduction, 2**20)
         # Below the smallest exponent errors are absolute.
         floor = 4 * SMALLEST * (longest + 2) if problem.dtype != "float64" else 0.0

@@ -92,11 +92,16 @@ def _terms_in_half(problem: Problem) -> int:
     terms = 1
     if not _runs_in_onednn(problem.dtype):
         terms = {Pass.FPROP: 1, Pass.DGRAD: prod(problem.kernel), Pass.WGRAD: problem.batch}[problem.kind]
-    if problem.dtype == "float16" and instruction_set() == "neon":
+    if adds_in_float16(problem.dtype):
         terms = max(terms, reduction_of(problem))
     if problem.kind is Pass.DGRAD and any(problem.padding) and problem.padding_mode is not PaddingMode.ZEROS:
         terms += 3
     return terms + len(_applied_apart(problem))
+
+
+def adds_in_float16(dtype: str) -> bool:
+    """True if ATen adds products in float16, as on ARM64. Elsewhere it adds them in float32."""
+    return dtype == "float16" and instruction_set() == "neon"
 
 
 def half_products(dtype: str) -> float:
