@@ -154,18 +154,18 @@ def check_with_newest(builds: Builds, folder: Path) -> Report:
     return builds.report
 
 
-def main(words: Sequence[str]) -> None:
-    if "--list" in words:
+def main(names: Sequence[str]) -> None:
+    if "--list" in names:
         for file in FILES:
             print(
                 f"{file.name:26} polyconv export {file.words}{'' if file.always else ' (if it is named, and at night)'}"
             )
         return
-    unknown = set(words) - {file.name for file in FILES}
+    unknown = set(names) - {file.name for file in FILES}
     if unknown:
         sys.exit(f"no file {', '.join(map(repr, sorted(unknown)))}: python tools/export_check --list names them")
-    if words:
-        chosen = [file for file in FILES if file.name in words]
+    if names:
+        chosen = [file for file in FILES if file.name in names]
     else:
         chosen = [file for file in FILES if file.always or NIGHTLY]
     toolkit = cuda_11_8()
@@ -178,7 +178,7 @@ def main(words: Sequence[str]) -> None:
             pool.submit(check, file, Builds(python, toolkit, file.arch, folder / "extensions"), folder)
             for file, folder in zip(chosen, folders, strict=False)
         ]
-        if not words:
+        if not names:
             checks.append(pool.submit(check_with_newest, newest(folders[-1]), folders[-1]))
         failed = 0
         for each in checks:

@@ -170,12 +170,15 @@ def _choose(call: _Call, outcomes: Outcomes, training: bool) -> Choice:
     key = f"compiled {'training step' if training else 'inference'} {call.key}"
     entry, source = outcomes.find(key)
     if entry is None:
-        if not training:
+        if training:
+            entry = _step_trials(call)
+        else:
             tensors = call.tensors(training=False, channels_last=False)
             online.autotune(_timed(PUBLIC[call.op], tensors, call.rest, False))
-        if not training and not _has_kernels(call):
-            return Choice(PYTORCH, None, {}, "polyconv's operator would run it, too")
-        entry = outcomes.measured[key] = _step_trials(call) if training else _trials(call)
+            if not _has_kernels(call):
+                return Choice(PYTORCH, None, {}, "polyconv's operator would run it, too")
+            entry = _trials(call)
+        outcomes.measured[key] = entry
     return Choice(entry.choice, None, dict(entry.seconds), source)
 
 

@@ -142,14 +142,12 @@ def prepare(
     chosen: CpuCandidate, problem: Problem, weights: TransformedWeights | None, instead: Instead | None = None
 ) -> Run:
     by_segments = chosen.algorithm == BY_SEGMENTS
-    if problem.dtype in HALF_DTYPES and problem.kind is Pass.DGRAD:
+    if problem.kind is Pass.DGRAD and (by_segments or problem.dtype in HALF_DTYPES):
         geometry, op = native.geometry_numbers(problem), native.operator("depthwise_dgrad")
         return lambda t: op(t["y"], t["w"], t["x"], geometry, t.pop("bias", None), by_segments)
     if not by_segments:
         return own_operators("depthwise", problem)
-    geometry, op = native.geometry_numbers(problem), native.operator(f"depthwise_{problem.kind.value}")
-    if problem.kind is Pass.DGRAD:
-        return lambda t: op(t["y"], t["w"], t["x"], geometry, None, True)
+    geometry, op = native.geometry_numbers(problem), native.operator("depthwise_fprop")
     activation, transform = native.activation_numbers(problem.activation), native.operator("depthwise_transform")
     judge = Judge(weights, instead)
 

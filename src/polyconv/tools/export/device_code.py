@@ -24,7 +24,7 @@ from .partial_eval.constants import constants_by_part, with_constant_arguments, 
 from .partial_eval.fields import with_fixed_parameters, without_assignments
 from .partial_eval.folding import folded, simplified, without_copies, without_unused
 from .partial_eval.layout import compacted, joined, tidied, with_pragmas_in_line, wrapped
-from .partial_eval.scanning import closing, definitions, name_of, reachable, words
+from .partial_eval.scanning import closing, definitions, identifiers, name_of, reachable
 from .partial_eval.templates import without_settled_parameters, without_zero_members
 
 _KERNELS = Path(__file__).resolve().parents[2] / "cuda" / "kernels"
@@ -111,9 +111,9 @@ def cuda_source(
     bodies = {re.sub(r"[<(].*", "", spec.body.removeprefix("polyconv::")): spec for spec in ascending}
     found = [_entry(part, bodies.get(name_of(part) or "")) for part in found]
     general = reachable(found, {"Call", *(f"direct_{name}" for name in calls)})
-    kept = _reduced([part for part in reachable(found, words(last)) if part not in general], general, last, known)
+    kept = _reduced([part for part in reachable(found, identifiers(last)) if part not in general], general, last, known)
     transforms = _transforms(axes.values(), "\n".join([*kept, *general, last]))
-    at = next((i for i, part in enumerate(kept) if words(part) & types), len(kept))
+    at = next((i for i, part in enumerate(kept) if identifiers(part) & types), len(kept))
     planned = _laid_out([*kept[:at], *transforms, *kept[at:]])
     calls = dict(zip(calls, last.split("\n"), strict=True))
     return CudaSource(_PRELUDE + _laid_out(general), planned, calls, functions)
@@ -149,7 +149,7 @@ def _texts(
         left = _unassigned(hosts, struct) - fixed[struct.__name__].keys()
         assert not left, f"the host texts do not set {', '.join(left)} of {struct.__name__}"
     headers = [_inheriting(part, shared) for part in with_functions_of_constants([*_headers(specs, fixed, epilogue)])]
-    named = words("\n".join([*hosts, *calls.values()])) | {"Call", "MIN_BLOCKS"}
+    named = identifiers("\n".join([*hosts, *calls.values()])) | {"Call", "MIN_BLOCKS"}
     return [*reachable(headers, named), *hosts]  # unused definitions would give templates further arguments
 
 
@@ -181,7 +181,7 @@ def _reduced(kept: list[str], general: list[str], last: str, known: Mapping[str,
         kept = [
             without_unused(with_values(*pair, everything), everything) for pair in zip(kept, constants, strict=True)
         ]
-        kept = reachable([*general, *kept], words(last) | {"Call"})
+        kept = reachable([*general, *kept], identifiers(last) | {"Call"})
         kept = [part for part in kept if part not in general]
     return kept
 
@@ -232,7 +232,7 @@ def _inheriting(text: str, shared: dict[str, dict[str, str]]) -> str:
     name = name_of(text) or ""
     if name not in shared:
         return text
-    call = words((_TEXTS / "call.cuh").read_text(encoding="utf-8"))
+    call = identifiers((_TEXTS / "call.cuh").read_text(encoding="utf-8"))
     divisors = [field for field, value in shared[name].items() if value == f"p.{field}" and field not in call]
     return text.replace(f"struct {name} {{\n", f"struct {name} : Call {{\n  u32 {', '.join(divisors)};\n")
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from .constants import evaluated
-from .scanning import CLOSING, OPENING, closing, split, statement, words
+from .scanning import CLOSING, OPENING, closing, identifiers, split, statement
 
 
 def simplified(text: str, constants: Mapping[str, int]) -> str:
@@ -62,7 +62,7 @@ def _without_single_turns(text: str, constants: Mapping[str, int]) -> str:
             body = re.sub(rf"(?<![\w.]){name}\b", str(begin), _unwrapped(text[found.end() : behind]))
             declared = set(re.findall(r"(?:^|;\s+)(?:const |float|int)[\w:<> ]*[ &*](\w+)(?: =|\[)", body))
             begin_of, end_of = text.rfind("__device__", 0, found.start()), text.find("__device__", behind)
-            if not declared & words(
+            if not declared & identifiers(
                 text[max(begin_of, 0) : found.start()] + text[behind : end_of if end_of > 0 else None]
             ):
                 indent = "  " if text[found.start()] == "#" else ""

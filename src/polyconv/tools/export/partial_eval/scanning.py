@@ -42,7 +42,7 @@ def name_of(definition: str) -> str | None:
     return found.group(1) if found else None
 
 
-def words(text: str) -> set[str]:
+def identifiers(text: str) -> set[str]:
     return set(re.findall(r"\w+", re.sub(r"//.*", "", text)))
 
 
@@ -56,7 +56,7 @@ def reachable(found: Iterable[str], roots: Iterable[str]) -> list[str]:
         if not more:
             break
         kept |= more
-        wanted = wanted.union(*(words(listed[i]) for i in more))
+        wanted = wanted.union(*(identifiers(listed[i]) for i in more))
     found, apart = [], ""  # the empty line above a dropped definition moves to the next kept one
     for i, definition in enumerate(listed):
         apart = apart or definition[: definition.startswith("\n")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from .scanning import angle, name_of, split, words
+from .scanning import angle, identifiers, name_of, split
 
 _TEMPLATE = re.compile(r"^template <(.*?)>\s*\n", re.MULTILINE | re.DOTALL)
 
@@ -107,7 +107,7 @@ def without_zero_members(texts: list[str]) -> list[str]:
     """Replace struct members that are only ever assigned 0 by 0."""
     for number, text in enumerate(texts):
         declared = re.findall(r"^  (?:int|u32) ([\w, ]+);", text, re.MULTILINE)
-        for member in words(" ".join(declared)):
+        for member in identifiers(" ".join(declared)):
             changes = re.findall(rf"\b{member} [-+*/|&^]?=(?!=)[^;]*;|\b{member}(?:\+\+|--)", text)
             if {*changes} == {f"{member} = 0;"}:
                 own = re.sub(rf"^ +{member} = 0;\n", "", texts[number], flags=re.MULTILINE)
