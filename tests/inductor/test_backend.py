@@ -662,6 +662,8 @@ def steps(monkeypatch: pytest.MonkeyPatch, *times: float) -> None:
         ((4.0, 3.0, 1.0, 2.0), swap.PYTORCH + swap.LAST),
         ((1.04, 1.0, 1.05, 1.04), swap.PYTORCH + swap.LAST),  # leads within the margin
         ((2.0, 1.0), swap.POLYCONV),
+        ((2e-3, 1.4e-3), swap.POLYCONV),
+        ((1e-3, 0.6e-3), swap.PYTORCH),  # cold calls take more than is gained
     ],
 )
 def test_training(times: tuple[float, ...], runs: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -710,7 +712,8 @@ def test_volumes_are_timed_in_their_own_layout(channels_last: bool, monkeypatch:
     model, x = nn.Conv3d(4, 4, 3), torch.randn(1, 4, 5, 5, 5)
     if channels_last:
         x = x.to(memory_format=torch.channels_last_3d)
-    monkeypatch.setattr(swap, "MARGIN", 0.0)  # polyconv's operator runs
+    for constant in ("MARGIN", "COLD"):
+        monkeypatch.setattr(swap, constant, 0.0)  # polyconv's operator runs
     compiled = torch.compile(model, backend="polyconv")
     with backend.layers_that_run() as layers:
         y = compiled(x)
