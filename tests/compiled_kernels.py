@@ -14,7 +14,8 @@ def compiled() -> list[tuple[KernelSpec, str]]:
     """Every kernel for the first generation that has it, and a sample for each later one; nightly all."""
     found: list[tuple[KernelSpec, str]] = []
     for number, arch in enumerate(ARCHS):
-        inherited = [spec for spec in all_kernels(arch) if any(map(spec.runs_on, ARCHS[:number]))]
-        kept = {spec.symbol for spec in sampled(inherited, SAMPLE, arch)}
-        found += [(spec, arch) for spec in all_kernels(arch) if spec not in inherited or spec.symbol in kept]
+        every = all_kernels(arch)
+        inherited = [spec.symbol for spec in every if any(map(spec.runs_on, ARCHS[:number]))]
+        left_out = set(inherited).difference(sampled(inherited, SAMPLE, arch))
+        found += [(spec, arch) for spec in every if spec.symbol not in left_out]
     return found

@@ -54,14 +54,10 @@ def direct() -> Iterator[None]:
 @pytest.fixture(params=["neon"] if platform.machine() == "aarch64" else ["avx512", "avx2", "sse4"])
 def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
     """The native CPU kernels of each instruction set that the processor has, in turn."""
-    from polyconv.cpu import native
+    from cpu_passes import on_instruction_set
 
-    try:
-        native.instruction_set(request.param)
-    except RuntimeError:
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    native.instruction_set("best")
+    with on_instruction_set(request.param):
+        yield request.param
 
 
 @pytest.fixture(params=["sm_70", pytest.param("sm_80", marks=nightly)])

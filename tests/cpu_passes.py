@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -15,6 +17,7 @@ from torch import Tensor
 from polyconv.arguments import Geometry
 from polyconv.cpu import native
 from polyconv.numerics import reference
+from polyconv.settings import X86_SETS
 
 BORDERS = ("zeros", "reflect", "replicate", "circular")
 IN_LAYOUTS = ("contiguous", "channels_last", "sliced", "expanded", "transposed", "offset")
@@ -27,6 +30,33 @@ def load_native() -> None:
     """Load the extension, or skip the module."""
     if not native.is_available():
         pytest.skip(str(native.why_absent()), allow_module_level=True)
+
+
+def _has(name: str) -> bool:
+    try:
+        native.instruction_set(name)
+    except RuntimeError:
+        return False
+    finally:
+        native.instruction_set("best")
+    return True
+
+
+@contextmanager
+def on_instruction_set(name: str) -> Iterator[None]:
+    """Run the kernels of an instruction set, or skip the test if the processor lacks it."""
+    if not _has(name):
+        pytest.skip(f"this processor has no {name}")
+    native.instruction_set(name)
+    try:
+        yield
+    finally:
+        native.instruction_set("best")
+
+
+SETS = ("neon",) if platform.machine() == "aarch64" else X86_SETS
+instruction_sets = st.sampled_from(SETS).filter(_has)
+"""For property tests: an instruction set of this processor."""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,8 +15,10 @@ from cpu_passes import (
     Layer,
     Run,
     close,
+    instruction_sets,
     layers,
     load_native,
+    on_instruction_set,
     poisoned,
     same_bits_for_any_threads,
 )
@@ -29,7 +29,6 @@ from polyconv.problem import Problem
 load_native()
 
 TOLERANCE = 1e-4
-SETS = ("neon",) if platform.machine() == "aarch64" else ("avx512", "avx2", "sse4")
 
 
 def depthwise(
@@ -98,19 +97,13 @@ def test_edges(instruction_set: str, layer: Layer, layout: str) -> None:
     x_layout=st.sampled_from(IN_LAYOUTS),
     y_layout=st.sampled_from(IN_LAYOUTS),
     out_layout=st.sampled_from(OUT_LAYOUTS),
-    name=st.sampled_from(SETS),
+    name=instruction_sets,
     bias=st.booleans(),
 )
 def test_any_geometry(layer: Layer, x_layout: str, y_layout: str, out_layout: str, name: str, bias: bool) -> None:
-    try:
-        native.instruction_set(name)
-    except RuntimeError:
-        return
-    try:
+    with on_instruction_set(name):
         run = Run.make(layer, torch.float32, x_layout, y_layout)
         run.check("depthwise", TOLERANCE, out_layout=out_layout, bias=bias, dgrad=layer.border == "zeros")
-    finally:
-        native.instruction_set("best")
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-
 import numpy as np
 import pytest
 import torch
@@ -12,9 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cpu_passes import Layer, Run, close, load_native, poisoned, same_bits_for_any_threads
+from cpu_passes import (
+    Layer,
+    Run,
+    close,
+    instruction_sets,
+    load_native,
+    on_instruction_set,
+    poisoned,
+    same_bits_for_any_threads,
+)
 from polyconv.activation import Activation
-from polyconv.cpu import native
 from polyconv.cpu.engines import depthwise
 from polyconv.cpu.plan import CpuCandidate
 from polyconv.cpu.planner import plan_cpu
@@ -23,15 +29,15 @@ from polyconv.selection import Preference
 
 load_native()
 
-SETS = ("neon",) if platform.machine() == "aarch64" else ("avx512", "avx2")
+FAST = ("avx512", "avx2", "neon")
+"""Instruction sets that have the algorithm."""
 
 FORM = "F(4,4) x F(4,4) in segments, depthwise"
 
 
 @pytest.fixture
 def fast_set(instruction_set: str) -> str:
-    """Each instruction set that has the algorithm."""
-    if instruction_set not in SETS:
+    if instruction_set not in FAST:
         pytest.skip(f"{instruction_set} has no kernels for segments")
     return instruction_set
 
@@ -77,22 +83,16 @@ LAYOUTS = ["contiguous", "channels_last", "window", "offset", "sliced"]
     x_layout=st.sampled_from(LAYOUTS),
     y_layout=st.sampled_from(LAYOUTS),
     out_layout=st.sampled_from(LAYOUTS),
-    name=st.sampled_from(SETS),
+    name=instruction_sets.filter(FAST.__contains__),
     kept=st.booleans(),
 )
 def test_any_geometry(layer: Layer, x_layout: str, y_layout: str, out_layout: str, name: str, kept: bool) -> None:
-    try:
-        native.instruction_set(name)
-    except RuntimeError:
-        return
-    try:
+    with on_instruction_set(name):
         run = Run.make(layer, torch.float32, x_layout, y_layout)
         takes = "sliced" not in (x_layout, out_layout)  # others are summed directly
         transformed = torch.ops.polyconv_cpu.depthwise_transform(run.w) if kept and takes else None
         close(forward(run, run.bias, out_layout, transformed), run.expected["y"])
         close(input_gradient(run, out_layout), run.expected["dx"])
-    finally:
-        native.instruction_set("best")
 
 
 def test_points_are_those_of_the_error_model(fast_set: str) -> None:

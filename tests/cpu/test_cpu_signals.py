@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterator
 from dataclasses import replace
 from math import prod, sqrt
@@ -14,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cpu_passes import load_native, same_bits_for_any_threads
+from cpu_passes import instruction_sets, load_native, on_instruction_set, same_bits_for_any_threads
 from polyconv import functional
-from polyconv.cpu import native
 from polyconv.cpu.engines import signals
 from polyconv.cpu.engines.in_torch import patches
 from polyconv.cpu.plan import CpuCandidate
@@ -28,7 +26,6 @@ from polyconv.selection import Preference
 
 load_native()
 
-SETS = ("neon",) if platform.machine() == "aarch64" else ("avx512", "avx2", "sse4")
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 APPLIED = {"none": lambda y: y, "relu": F.relu, "silu": F.silu}
@@ -140,16 +137,10 @@ def signal_problems(draw: st.DrawFn) -> tuple[Problem, torch.dtype]:
     return replace(problem, **strides), dtype
 
 
-@given(case=signal_problems(), name=st.sampled_from(SETS))
+@given(case=signal_problems(), name=instruction_sets)
 def test_any_signal(case: tuple[Problem, torch.dtype], name: str) -> None:
-    try:
-        native.instruction_set(name)
-    except RuntimeError:
-        return
-    try:
+    with on_instruction_set(name):
         check(signals.NAME, case[0], case[1], tensors_of(*case))
-    finally:
-        native.instruction_set("best")
 
 
 @given(

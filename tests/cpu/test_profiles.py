@@ -15,6 +15,7 @@ import torch
 
 import commands
 import polyconv
+from cpu_passes import on_instruction_set
 from nightly import sampled
 from polyconv import settings
 from polyconv.cli import calibrate, main
@@ -347,16 +348,10 @@ SAMPLE = 200
 @pytest.mark.parametrize("found", SHIPPED, ids=str)
 def test_shipped_estimates_are_those_of_todays_cost_model(found: Section) -> None:
     """After a change of formulas: python benchmarks/cpu/remodel_profiles.py."""
-    try:
-        native.instruction_set(found.instruction_set)
-    except RuntimeError:
-        pytest.skip(f"this processor has no {found.instruction_set}")
-    try:
+    with on_instruction_set(found.instruction_set):
         for one in found.records[::7]:
             again = calibration.remodelled(one, found.instruction_set, found.threads)
             assert file.text([replace(found, records=(one,))]) == file.text([replace(found, records=(again,))])
-    finally:
-        native.instruction_set("best")
 
 
 @pytest.mark.parametrize("found", SHIPPED, ids=str)

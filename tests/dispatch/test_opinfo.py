@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.testing._internal.common_methods_invocations import op_db
 
 import polyconv
 from polyconv.autotune import preferences
@@ -23,41 +22,47 @@ from polyconv.dispatch.op import PUBLIC
 from without_aten import enabled_without_aten
 
 NAMES = [op.name for op in PUBLIC]
-OPINFOS = {op.name.rpartition(".")[2]: op for op in op_db if op.name.rpartition(".")[2] in NAMES}
-SAMPLES = [
-    pytest.param(name, sample, id=f"{name}-{i}")
-    for name in NAMES
-    for i, sample in enumerate(OPINFOS[name].sample_inputs("cpu", torch.float64, requires_grad=True))
-]
-ERRORS = [
-    pytest.param(name, error, id=f"{name}-{i}")
-    for name in NAMES
-    if OPINFOS[name].error_inputs_func is not None  # torch has no samples for transposed convolutions
-    for i, error in enumerate(OPINFOS[name].error_inputs("cpu"))
-]
+
+
+@cache
+def opinfos() -> dict[str, Any]:
+    """Imported by the first test, because the import takes seconds."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return {name: op for op in op_db if (name := op.name.rpartition(".")[2]) in NAMES}
+
+
+def samples(name: str) -> list[Any]:
+    return list(opinfos()[name].sample_inputs("cpu", torch.float64, requires_grad=True))
+
+
+def errors(name: str) -> list[Any]:
+    """None for transposed convolutions: torch has no such samples."""
+    return list(opinfos()[name].error_inputs("cpu")) if opinfos()[name].error_inputs_func else []
 
 
 def test_there_are_samples() -> None:
-    assert len(SAMPLES) >= 60
-    assert len(ERRORS) >= 20
+    assert sum(len(samples(name)) for name in NAMES) >= 60
+    assert sum(len(errors(name)) for name in NAMES) >= 20
 
 
-@pytest.mark.parametrize(("name", "sample"), SAMPLES)
-def test_sample(name: str, sample: Any) -> None:
-    ours = getattr(polyconv, name)(sample.input, *sample.args, **sample.kwargs)
-    theirs = getattr(F, name)(sample.input, *sample.args, **sample.kwargs)
-    torch.testing.assert_close(ours, theirs)
-    leaves = [t for t in (sample.input, *sample.args) if isinstance(t, Tensor)]
-    dy = torch.randn_like(theirs)
-    for one, other in zip(torch.autograd.grad(ours, leaves, dy), torch.autograd.grad(theirs, leaves, dy), strict=True):
-        torch.testing.assert_close(one, other)
+@pytest.mark.parametrize("name", NAMES)
+def test_samples(name: str) -> None:
+    for sample in samples(name):
+        ours = getattr(polyconv, name)(sample.input, *sample.args, **sample.kwargs)
+        theirs = getattr(F, name)(sample.input, *sample.args, **sample.kwargs)
+        torch.testing.assert_close(ours, theirs)
+        leaves = [t for t in (sample.input, *sample.args) if isinstance(t, Tensor)]
+        dy = torch.randn_like(theirs)
+        torch.testing.assert_close(torch.autograd.grad(ours, leaves, dy), torch.autograd.grad(theirs, leaves, dy))
 
 
-@pytest.mark.parametrize(("name", "error"), ERRORS)
-def test_error(name: str, error: Any) -> None:
-    sample = error.sample_input
-    with pytest.raises(error.error_type, match=error.error_regex):
-        getattr(polyconv, name)(sample.input, *sample.args, **sample.kwargs)
+@pytest.mark.parametrize("name", NAMES)
+def test_errors(name: str) -> None:
+    for error in errors(name):
+        sample = error.sample_input
+        with pytest.raises(error.error_type, match=error.error_regex):
+            getattr(polyconv, name)(sample.input, *sample.args, **sample.kwargs)
 
 
 # ---- by polyconv.enable
@@ -105,7 +110,7 @@ def is_close(one: Tensor, other: Tensor) -> bool:
 
 def verdict(name: str, dtype: torch.dtype, forced: bool) -> Verdict:
     """Compare all samples, with the planned kernels or with direct summation by polyconv's (``forced``)."""
-    op, count = OPINFOS[name], Counter[str]()
+    op, count = opinfos()[name], Counter[str]()
     torch.manual_seed(0)
     for sample in op.sample_inputs("cpu", dtype, requires_grad=dtype != torch.int64):
         run = partial(results, op, sample)
@@ -146,8 +151,8 @@ def test_enabled(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_of_gradients_enabled(name: str) -> None:
-    op = OPINFOS[name]
-    for sample in op.sample_inputs("cpu", torch.float64, requires_grad=True):
+    op = opinfos()[name]
+    for sample in samples(name):
         leaves = [one for one in (sample.input, *sample.args) if isinstance(one, Tensor)]
         others = sample.args[len(leaves) - 1 :]
 
@@ -158,15 +163,17 @@ def test_gradients_of_gradients_enabled(name: str) -> None:
             assert torch.autograd.gradgradcheck(run, leaves, fast_mode=True)
 
 
-@pytest.mark.parametrize(("name", "error"), ERRORS)
-def test_error_enabled(name: str, error: Any) -> None:
-    sample = error.sample_input
-    with pytest.raises(error.error_type, match=error.error_regex) as theirs:
-        OPINFOS[name](sample.input, *sample.args, **sample.kwargs)
-    with polyconv.enable(), pytest.raises(error.error_type) as ours:
-        OPINFOS[name](sample.input, *sample.args, **sample.kwargs)
-    assert type(ours.value) is type(theirs.value)
-    assert str(ours.value) == str(theirs.value)
+@pytest.mark.parametrize("name", NAMES)
+def test_errors_enabled(name: str) -> None:
+    op = opinfos()[name]
+    for error in errors(name):
+        sample = error.sample_input
+        with pytest.raises(error.error_type, match=error.error_regex) as theirs:
+            op(sample.input, *sample.args, **sample.kwargs)
+        with polyconv.enable(), pytest.raises(error.error_type) as ours:
+            op(sample.input, *sample.args, **sample.kwargs)
+        assert type(ours.value) is type(theirs.value)
+        assert str(ours.value) == str(theirs.value)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from compiled_kernels import compiled
+from cpu_passes import on_instruction_set
 from golden import record
 from polyconv.cpu import native
 from polyconv.cuda.jit.compile import compiler_id
@@ -30,11 +31,8 @@ def test_cuda_plans_are_those_on_record(name: str) -> None:
 def test_cpu_plans_are_those_on_record(name: str) -> None:
     if not native.is_available():
         pytest.skip(str(native.why_absent()))
-    try:
-        native.instruction_set(name)
-    except RuntimeError:
-        pytest.skip(f"this processor has no {name}")
-    compare(name, record.cpu_record(name))
+    with on_instruction_set(name):  # or skip
+        compare(name, record.cpu_record(name))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from arm64 import bits
-from cpu_passes import load_native
+from cpu_passes import load_native, on_instruction_set
 from polyconv.cpu import native
 from polyconv.cpu.engines import channel_lanes, depthwise, pointwise, tile_lanes
 
@@ -21,9 +21,8 @@ def sse4(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if native.instruction_set() == "neon":
         pytest.skip("a processor without SSE4")
     monkeypatch.setattr(bits, "PROBLEMS", 14)
-    native.instruction_set("sse4")
-    yield
-    native.instruction_set("best")
+    with on_instruction_set("sse4"):
+        yield
 
 
 def test_one_other_bit_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

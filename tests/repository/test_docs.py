@@ -71,7 +71,7 @@ def run(page: Path, found: list[Block], namespace: dict[str, object]) -> None:
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """An empty folder, one process for torch.distributed, and isolated settings."""
+    """A reader's settings (shipped profiles) in an empty folder, and one process for torch.distributed."""
     from polyconv import settings
 
     monkeypatch.chdir(tmp_path)
@@ -81,7 +81,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     world = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     for name, value in world.items():
         monkeypatch.setenv(name, str(value))
-    with settings.use():
+    with settings.use(profile=None):
         yield
 
 

@@ -529,6 +529,7 @@ def _uncovered(found: Selection[CpuCandidate], costs: Costs) -> str:
     if correction is None or correction.covered:
         return ""
     ahead = f"a kernel of polyconv's runs if it is estimated to be ahead by {correction.factor:.0f} times"
+    ahead += ", or measured to be ahead (polyconv.benchmark, polyconv.optimize)"
     return f"not covered by it: {in_words(costs.problem)}; {ahead}"
 
 

@@ -78,7 +78,7 @@ def call(
         module: the calling module, if its attributes alone determine the arguments; enables the passthrough cache.
         policy: that of :func:`polyconv.replace`; None if the program itself calls polyconv.
     """
-    found = None
+    found, given = None, None
     if type(x) in TYPES and type(w) in TYPES and type(bias) in _OPTIONAL and type(residual) in _OPTIONAL:
         number, graded, is_frozen = state_version.current(), _is_grad_enabled(), id(w) in frozen_marks
         if activation is not None and graded and _want_gradient(x, w, bias, residual):
@@ -88,48 +88,26 @@ def call(
         found = _find(op, x, w, bias, args, tolerance, activation, residual, number, graded, is_frozen, policy)
         if found is None and policy == "auto" and activation is None and residual is None and x.is_cuda:
             given = _atens_under_autocast(op, x, w, bias, args, tolerance, number, graded)
-            if given is not None:
-                y = op.aten(x, w, bias, *given)
-                guard = alike(x, w) if bias is None else alike(x, w, bias)
-                _keep(module, op, args, tolerance, activation, policy, number, graded, is_frozen, bias, guard, given)
-                return y
-    if found is None:
+    if found is not None:
+        given = found.aten_arguments
+        if given is None:
+            if found.inference:
+                return found.compute(found, x, w, bias, residual)
+            return _record(found, x, w, bias, residual)
+    elif given is None:
         return operator_path.call(op, x, w, bias, args, tolerance, activation, residual, policy)
-    if found.aten_arguments is None:
-        if found.inference:
-            return found.compute(found, x, w, bias, residual)
-        return _record(found, x, w, bias, residual)
-    y = op.aten(x, w, bias, *found.aten_arguments)
-    if residual is not None or activation is not None:
+    y = op.aten(x, w, bias, *given)
+    if found is not None and (residual is not None or activation is not None):
         return apply_epilogue(y, residual, found.problem.activation)
-    if found.is_new:  # perhaps one of very many lengths, each of which comes once
+    if found is not None and found.is_new:  # perhaps one of very many lengths, each of which comes once
         found.is_new = False
-        return y
-    how = number, graded, is_frozen, bias, found.guard, found.aten_arguments
-    _keep(module, op, args, tolerance, activation, policy, *how)
+    elif module is not None:
+        guard = found.guard if found is not None else alike(x, w) if bias is None else alike(x, w, bias)
+        last = getattr(module, "padding_mode", None) if op.transposed else activation
+        if not op.transposed or last == "zeros":  # another thread may just have set a mode that the module rejects
+            how = guard, op.aten, given, op.attributes, (*args, tolerance, last, policy)
+            passthrough.remember(module, number, graded, is_frozen, bias, *how)
     return y
-
-
-def _keep(
-    module: torch.nn.Module | None,
-    op: Op,
-    args: Args,
-    tolerance: Tolerance | None,
-    activation: str | None,
-    policy: str | None,
-    number: int,
-    graded: bool,
-    is_frozen: bool,
-    bias: Tensor | None,
-    guard: Callable[..., bool],
-    given: tuple[Any, ...],
-) -> None:
-    """Put a call into the passthrough cache. ``given``: arguments of ATen's convolution after the tensors."""
-    last = getattr(module, "padding_mode", None) if op.transposed else activation
-    # Another thread may just have set a mode that the module rejects.
-    if module is not None and (not op.transposed or last == "zeros"):
-        how = guard, op.aten, given, op.attributes, (*args, tolerance, last, policy)
-        passthrough.remember(module, number, graded, is_frozen, bias, *how)
 
 
 def _find(

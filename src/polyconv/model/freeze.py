@@ -34,7 +34,7 @@ class Freezing:
 
 
 def freeze(model: torch.nn.Module) -> Freezing:
-    """FrozenMark that every write to the weights of a model's convolutions moves their version counters.
+    """Promise that every write to the weights of a model's convolutions moves their version counters.
 
     In inference polyconv caches transformed weights between calls, and renews them when the weight changes. A write
     through ``weight.data``, or through a NumPy array, memory map or tensor that shares its memory, moves no version

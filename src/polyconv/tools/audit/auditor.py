@@ -165,7 +165,7 @@ class _Inspector:
             name = self._name(ran.problem)
             self.measured.setdefault(name, {}).setdefault(ran.problem.kind, []).append(measured)
             self.devices[str(next(iter(ran.tensors.values())).device)] = None
-        self._shown.step(name)
+        self._shown.step(f"measured {name}")
 
     def _name(self, problem: Problem) -> str:
         here = self._here

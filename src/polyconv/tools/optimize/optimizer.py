@@ -126,7 +126,7 @@ def optimize(
         different = "" if kept is None else _why_different(kept, model, example_inputs, loss, measurements)
         if different:
             kept = None
-        shown.step("the model")
+        shown.step("timed the model")
     if tuning_file is not None:  # first: if the file cannot be written, the model stays unchanged
         _save(Path(tuning_file), device, measurements)
     undo = _nothing if kept is None else _keep(kept, device, freeze=not model.training)
@@ -244,7 +244,7 @@ def _measure(
         except InexactError as error:
             unmeasured[layer.name] = str(error)
         for _ in layer.calls:
-            shown.step(layer.name)
+            shown.step(f"timed {layer.name}")
     return {layer: measurements[layer] for layer in recording.layers if layer in measurements}, unmeasured
 
 
