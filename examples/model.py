@@ -14,18 +14,18 @@ serve GPUs with too little shared memory for the others, and other arguments of 
 
 Parts, by their first lines:
      45  CUDA source CONV2D: direct kernels, for any geometry
-    339  winograd/nonfused_layout     Nonfused Winograd pipeline for dense correlations
-    394  winograd/nonfused_filter     Filter transform of the nonfused pipeline
-    552  winograd/nonfused_input      Input transform along H of the nonfused pipeline
-    614  winograd/nonfused_gemm       GEMM of the nonfused pipeline
-    887  winograd/nonfused_output     Last step of the nonfused pipeline
-    979  winograd/wgrad               Winograd weight gradient
-   1469  winograd/wgrad_output        Second stage of winograd/wgrad
-   1552  launches of these kernels
-   1781  Python: compilation
-   1844  autograd
-   1871  module Conv2d
-   1900  module ModelNew
+    333  winograd/nonfused_layout     Nonfused Winograd pipeline for dense correlations
+    388  winograd/nonfused_filter     Filter transform of the nonfused pipeline
+    546  winograd/nonfused_input      Input transform along H of the nonfused pipeline
+    608  winograd/nonfused_gemm       GEMM of the nonfused pipeline
+    881  winograd/nonfused_output     Last step of the nonfused pipeline
+    973  winograd/wgrad               Winograd weight gradient
+   1459  winograd/wgrad_output        Second stage of winograd/wgrad
+   1540  launches of these kernels
+   1769  Python: compilation
+   1832  autograd
+   1859  module Conv2d
+   1888  module ModelNew
 
 Written by polyconv 0.1.0 for a Tesla V100: polyconv export kb80
 """
@@ -232,9 +232,7 @@ struct InputGradient : Product {
     return {c.y + in_y(c, p.z, 0, y, x), y, x, c.x + in_x(c, p.z, plane * kGroupInputs, p.y, p.x), c.x_channel};
   }
   __device__ float a(Row row, u32 m) const { return c.w[row.a + i64(m) * kKernelArea]; }
-  __device__ float b(Row row, Column at) const {
-    return read_y(at.b + row.b, at.y + row.y, at.x + row.x);
-  }
+  __device__ float b(Row row, Column at) const { return read_y(at.b + row.b, at.y + row.y, at.x + row.x); }
   // y at a position of the input; 0 where the taps skip it. `at` is its address if the strides are 1.
   __device__ float read_y(const float* at, int y, int x) const {
     const int v = y / kStrideH, u = x / kStrideW;
@@ -291,13 +289,9 @@ CONV2D_PLANNED = r"""
 
 // Quotient by a divisor known on the host: one high multiplication and one shift. For dividends below 2^31.
 struct FastDivisor {
-  u32 divisor;
-  u32 multiplier;
-  u32 shift;
+  u32 divisor, multiplier, shift;
 
-  DEVICE u32 quotient(u32 dividend) const {
-    return divisor == 1 ? dividend : __umulhi(dividend, multiplier) >> shift;
-  }
+  DEVICE u32 quotient(u32 dividend) const { return divisor == 1 ? dividend : __umulhi(dividend, multiplier) >> shift; }
 };
 
 // Special registers, read again at each call. Values that an epilogue derives from them cannot be kept live across the
@@ -1136,9 +1130,7 @@ struct WgradLoader {
     __syncthreads();
   }
 
-  static DEVICE bool steps_of_two(const float* of_x) {
-    return F45::kPoints > 2 && (of_x[1] == 0.f || of_x[2] == 0.f);
-  }
+  static DEVICE bool steps_of_two(const float* of_x) { return F45::kPoints > 2 && (of_x[1] == 0.f || of_x[2] == 0.f); }
 
   // Decodes `row` = ((image * phases + phase) * tiles + tile along H) * outer phases + outer phase along W.
   DEVICE void aim_row() {
@@ -1175,9 +1167,7 @@ struct WgradLoader {
     return number - unit * 3 + 3 * (4 * unit + j);
   }
 
-  DEVICE bool column_inside(int read_first, int at) const {
-    return u32(read_first + at) < u32(p.width);
-  }
+  DEVICE bool column_inside(int read_first, int at) const { return u32(read_first + at) < u32(p.width); }
 
   DEVICE void aim_chunk() {
     const WgradRow& at = state.row[row & 1];
@@ -1487,9 +1477,7 @@ struct WgradOutputParams {
   int slices;  // outputs of a group, of all groups; pairs of channels
 };
 
-DEVICE float4 add4(float4 a, float4 b) {
-  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
-}
+DEVICE float4 add4(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 
 __global__ void __launch_bounds__(256, 1) winograd_wgrad_sum(const __grid_constant__ WgradSumParams p) {
   const i64 element = 4 * (i64(blockIdx.x) * blockDim.x + threadIdx.x);

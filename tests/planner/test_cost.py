@@ -40,6 +40,7 @@ CLASSES = [
     ("resnet50-5b", Pass.FPROP, "float32", "contiguous"),  # tiles of tensor cores are half empty
     ("tiny-batch", Pass.FPROP, "bfloat16", "channels_last"),  # packing takes as long as the product
     ("kb83", Pass.FPROP, "float32", "channels_last"),  # the L2 binds
+    ("resnet50-4b", Pass.FPROP, "float32", "channels_last"),  # lanes outside of small images load nothing
     ("kb85", Pass.WGRAD, "bfloat16", "contiguous"),  # four slices, of which the last is shorter
 ]
 """Those of NEWER that are counted except nightly: one of each class."""

@@ -58,12 +58,16 @@ LAYERS = {
     "64 to 64": volume((2, 64, 32, 64, 64), 64, (3, 3, 3), padding=SAME),
     "strided": volume((8, 128, 8, 28, 28), 256, (3, 3, 3), padding=SAME, stride=(2, 2, 2)),
 }
-COUNTED = [("64 to 64", kind) for kind in Pass]
+COUNTED = [*(("64 to 64", kind) for kind in Pass), ("strided", Pass.DGRAD)]
 RANDOM = 340 if NIGHTLY else 8
 
 
+STRIDES = [(2, 2, 2), (1, 2, 3), (3, 1, 1), (2, 3, 2)]
+Way = ndhwc.VolumeCandidate | ndhwc.StridedGradient
+
+
 def in_pass(problem: Problem, kind: Pass) -> Problem:
-    """Input gradients without strides, which the kernels do not take."""
+    """Input gradients without strides: with them, others compute them."""
     return (
         replace(problem, stride=(1, 1, 1)).channels_last().for_pass(kind)
         if kind is Pass.DGRAD
@@ -71,15 +75,23 @@ def in_pass(problem: Problem, kind: Pass) -> Problem:
     )
 
 
-def ways(kind: Pass) -> list[ndhwc.VolumeCandidate]:
+def with_strides(problem: Problem, stride: tuple[int, ...]) -> Problem:
+    """The input gradient."""
+    return replace(problem, stride=stride).channels_last().for_pass(Pass.DGRAD)
+
+
+def ways(kind: Pass, strided: bool = False) -> list[Way]:
     """Every tile in both formats; except nightly, in one of them."""
-    of_dtype = ndhwc.WGRAD if kind is Pass.WGRAD else ndhwc.FPROP_DGRAD
+    of_dtype: dict[str, tuple[Way, ...]] = {
+        dtype: (*(ndhwc.STRIDED if strided else ndhwc.WGRAD if kind is Pass.WGRAD else ndhwc.FPROP_DGRAD)[dtype],)
+        for dtype in HALF_DTYPES
+    }
     every = [way for dtype in HALF_DTYPES for way in of_dtype[dtype]]
     half = len(every) // 2
     return every if NIGHTLY else [every[i + half * (i % 2)] for i in range(half)]
 
 
-def run(problem: Problem, way: ndhwc.VolumeCandidate, sms: int = 4) -> None:
+def run(problem: Problem, way: Way, sms: int = 4) -> None:
     problem = replace(problem, dtype=way.kernel.dtype)
     dtype = getattr(torch, problem.dtype)
 
@@ -100,10 +112,20 @@ def test_every_tile(problem: Problem, kind: Pass) -> None:
         run(in_pass(problem, kind), way)
 
 
+@pytest.mark.parametrize("problem", SHAPES.values(), ids=SHAPES)
+def test_every_tile_of_gradients_with_strides(problem: Problem) -> None:
+    """Classes without a tap, slices whose rows fill no step, volumes that have more slices of one class than others."""
+    for way, stride in zip(ways(Pass.DGRAD, True), STRIDES, strict=True) if not NIGHTLY else STRIDED:
+        run(with_strides(problem, stride), way)
+
+
+@pytest.mark.parametrize("strided", [False, True], ids=["", "strided"])
 @pytest.mark.parametrize("kind", Pass, ids=str)
-def test_random(kind: Pass) -> None:
+def test_random(kind: Pass, strided: bool) -> None:
     """Contiguous weights and channels_last ones; weight gradients in one slice, and in many."""
-    cases = cycle((way, sms) for way in ways(kind) for sms in (1, 4))
+    if strided and kind is not Pass.DGRAD:
+        return  # drawn with strides in any case
+    cases = cycle((way, sms) for way in ways(kind, strided) for sms in (1, 4))
     drawn: set[Problem] = set()
 
     def run_one(problem: Problem) -> None:
@@ -118,7 +140,8 @@ def test_random(kind: Pass) -> None:
             padding_mode=PaddingMode.ZEROS,
             residual=problem.residual and kind is Pass.FPROP,
         )
-        found = in_pass(found.channels_last(), kind)
+        stride = found.stride if max(found.stride) > 1 else (2, 1, 2)
+        found = with_strides(found, stride) if strided else in_pass(found.channels_last(), kind)
         return found if last else replace(found, w_strides=contiguous_strides(found.w_shape))
 
     explore(
@@ -128,6 +151,9 @@ def test_random(kind: Pass) -> None:
         each=RANDOM,
     )
     assert len(drawn) >= (200 if NIGHTLY else 7)
+
+
+STRIDED = [*product(ways(Pass.DGRAD, True), STRIDES)]
 
 
 @pytest.mark.parametrize("activation", [Activation.NONE, Activation.SILU], ids=str)
@@ -160,17 +186,48 @@ def test_refuses(problem: Problem, reason: str) -> None:
         plan_cuda(problem, A100)
 
 
-def test_refuses_gradients_with_strides() -> None:
-    strided = LAYERS["strided"].for_pass(Pass.DGRAD)
-    assert "without strides" in (next(ndhwc.candidates(strided)).refusal(strided) or "")
-    assert plan_volume(strided, A100).choice != WHOLE
+STRIDED_PLAIN = LAYERS["strided"].for_pass(Pass.DGRAD)
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (PLAIN.for_pass(Pass.DGRAD), "only for input gradients with strides"),
+        (volume((1, 12, 8, 8, 8), 8, (3, 3, 3), stride=(2, 2, 2), kind=Pass.DGRAD), "not multiples of 8"),
+        (replace(STRIDED_PLAIN, vector_aligned=False), "aligned to 16 bytes"),
+        (STRIDED_PLAIN.contiguous(), "channels are not adjacent"),
+        (replace(STRIDED_PLAIN, x_strides=(1, 1, *STRIDED_PLAIN.x_strides[2:])), "volumes are not aligned"),
+        (replace(STRIDED_PLAIN, x_strides=(802816, 1, 4, *STRIDED_PLAIN.x_strides[3:])), "volumes are not aligned"),
+        (replace(STRIDED_PLAIN, batch=2**22).channels_last(), "too many pixels for one launch"),
+        (with_strides(PLAIN, (8, 8, 8)), "phases"),
+        (replace(with_strides(PLAIN, (3, 2, 2)), batch=64).channels_last(), "phases"),
+    ],
+)
+def test_strided_gradients_refuse(problem: Problem, reason: str) -> None:
+    assert reason in (ndhwc.STRIDED["bfloat16"][0].refusal(problem) or "")
+
+
+def test_strided_gradients_have_a_launch_per_class() -> None:
+    """Of depth, and per number of taps of a row; and one per slice of the kernel, which packs it. Where the number of
+    slices is no multiple of the stride, a launch serves one volume."""
+    way = ndhwc.STRIDED["bfloat16"][0]
+
+    def launches(problem: Problem) -> list[str]:
+        return [one.kernel.symbol for one in way.schedule(problem, A100.sms, 2**26).launches]
+
+    assert sum("pack" in name for name in launches(STRIDED_PLAIN)) == 3
+    assert sum("pack" not in name for name in launches(STRIDED_PLAIN)) == 4
+    odd = replace(STRIDED_PLAIN, in_size=(7, 28, 28)).channels_last()
+    assert sum("pack" not in name for name in launches(odd)) == 4 * odd.batch
+    tasks = way.tasks(odd, A100.sms, 2**26)
+    assert [task.kernel.symbol for task in tasks] == launches(odd)
 
 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
 def test_is_chosen_where_it_runs(device: CudaDevice) -> None:
     """Without a copy; contiguous volumes and float32 have other plans."""
     for kind, problem in product(Pass, LAYERS.values()):
-        problem = in_pass(problem, kind)
+        problem = problem.for_pass(kind)
         plan = plan_volume(problem, device)
         assert (plan.choice == WHOLE) is (capability(device.arch) >= 80)
         if plan.choice == WHOLE:
@@ -180,16 +237,16 @@ def test_is_chosen_where_it_runs(device: CudaDevice) -> None:
         assert plan_volume(replace(problem, dtype="float32"), device).choice != WHOLE
 
 
-@pytest.mark.parametrize("kind", Pass, ids=str)
-def test_runs(kind: Pass) -> None:
-    run_in_virtual_gpu(_runs, kind, environment=ON_AN_A100)
+@pytest.mark.parametrize("problem", [*(in_pass(SMALL, kind) for kind in Pass), with_strides(SMALL, (2, 2, 2))], ids=str)
+def test_runs(problem: Problem) -> None:
+    run_in_virtual_gpu(_runs, problem, environment=ON_AN_A100)
 
 
-def _runs(kind: Pass) -> None:
+def _runs(problem: Problem) -> None:
     torch.manual_seed(0)
     with VirtualGpu() as gpu:
         backend = gpu.backend()
-        check_run(in_pass(SMALL, kind), lambda problem: backend.prepare(backend.plan(problem)))
+        check_run(problem, lambda problem: backend.prepare(backend.plan(problem)))
         assert any("_ndhwc_" in launch.name for launch in gpu.launches)
 
 
@@ -253,7 +310,7 @@ def test_counted_share_of_the_tensor_peak(name: str, kind: Pass) -> None:
     plan = plan_cuda(LAYERS[name].for_pass(kind), A100)
     every = count_plan(gpu_emulator, plan, {kernel: cubin(kernel) for kernel in set(plan.kernels)}, A100)
     pairs = [pair for pair in zip(plan.launches, every, strict=True) if "_ndhwc_" in pair[0].kernel.symbol]
-    ((launch, counted),) = pairs
+    us, counted_ms = sum(bound_us(one, A100) for one, _ in pairs), sum(counted.bound_ms for _, counted in pairs)
     peak_ms = LAYERS[name].multiplications / (A100.products_per_clock("bfloat16") * A100.sms * A100.clock_mhz) / 1e3
-    assert bound_us(launch, A100) / 1e3 == pytest.approx(counted.bound_ms, rel=0.25)
-    assert peak_ms >= 0.6 * counted.bound_ms
+    assert us / 1e3 == pytest.approx(counted_ms, rel=0.25)
+    assert peak_ms >= 0.6 * counted_ms

@@ -322,6 +322,11 @@ def test_copies_that_matter_stay() -> None:
 
 def test_short_functions_and_constants_share_lines() -> None:
     text = """\
+struct Size {
+  u32 height;
+  u32 width;
+  int depth;
+};
 DEVICE int twice(int i) {
   return 2 * i;
 }
@@ -337,6 +342,10 @@ static void both(int* to, int i) {
     assert (
         compacted(text)
         == """\
+struct Size {
+  u32 height, width;
+  int depth;
+};
 DEVICE int twice(int i) { return 2 * i; }
 static void both(int* to, int i) {
   const int first = twice(i), second = twice(first);

@@ -439,7 +439,9 @@ def _transform_task(problem: Problem, chain: Chain, planes: int, row_groups: int
     share = planes * row_groups / (chain.planes * cut.row_groups)
     read = round(4 * chain.batch * chain.groups * chain.channels * prod(r.source_size) * share)
     blocks, passed, slab = prod(grid), chain.source_bytes(planes, row_groups), chain.slab_bytes(planes, row_groups)
-    loads = blocks * TRANSFORM_THREADS // 32 * CHUNK * chain.along_w.span
+    # Lanes outside of the image, many in small ones, load nothing. Classes of taps share the pixels among them.
+    pixels = chain.batch * prod(r.source_size) * share / (len(chain.h.classes) * len(chain.w.classes))
+    loads = int(pixels * chain.groups * chain.chunks * CHUNK * chain.along_w.span / chain.along_w.outputs / 32)
     lines, _ = scattered_columns(r.source_strides, loads, chain.w.read_step * chain.along_w.outputs)
     work = Work(blocks, blocks, blocks, read + passed, lines, passed_bytes=passed, slab_bytes=slab)
     return Task(transform_kernel(chain.along_w), grid, work)

@@ -85,24 +85,25 @@ def wrapped(text: str, width: int = 120) -> str:
     return "\n".join(lines)
 
 
-_DECLARATION = re.compile(r"( *(?:static )?const(?:expr)? (?:bool|float|int|i64|u32)) (\w[^;{]*);$")
+_DECLARATION = re.compile(r"( *(?:static )?const(?:expr)? (?:bool|float|int|i64|u32)| +u32) (\w[^;{]*);$")
 
 
-def compacted(text: str, width: int = 100) -> str:
-    """Declare neighbouring constants of one type together, and write functions of one short statement in one line."""
+def compacted(text: str, width: int = 120, constants: int = 100) -> str:
+    """Declare neighbouring ``constants`` and counts of one type together, and write functions of one short statement,
+    and loops around another loop, in one line."""
     lines: list[str] = []
     for line in text.split("\n"):
         last = lines[-1] if lines else ""
         before, here = _DECLARATION.match(last), _DECLARATION.match(line)
         if before and here and before.group(1) == here.group(1):
-            more = f"{last[:-1]}, {here.group(2)};"
+            more, limit = f"{last[:-1]}, {here.group(2)};", constants
         elif re.match(r" *}$", line) and len(lines) > 1 and re.match(r" +(?!//)[^/{}]*;$", last):
-            more = f"{lines[-2]} {last.strip()} }}" if _opens_function(lines[-2]) else ""
-            if more and len(more) <= width:
+            more, limit = f"{lines[-2]} {last.strip()} }}" if _opens_function(lines[-2]) else "", width
+            if more and len(more) <= limit:
                 lines.pop()
         else:
-            more = ""
-        if more and len(more) <= width:
+            more, limit = "", 0
+        if more and len(more) <= limit:
             lines[-1] = more
         else:
             lines.append(line)
