@@ -42,6 +42,10 @@ CONVERTED_CYCLES = 0.4
 LEAST_PLANE = 8
 """Least number of pixels of a plane whose pixels are not transposed: of fewer, a vector would have many runs."""
 
+SINGLE_VECTOR_CYCLES = 0.76
+"""Cycles per term of a pixel whose outputs are one vector: each product loads its own factor. With more vectors, which
+share factors, they are 0.6 per vector."""
+
 _UNIT_GEOMETRY = [1, 1, 0, 0, 1, 1, 1, 0]
 
 
@@ -156,7 +160,8 @@ def _cycles(problem: Problem, lanes: int) -> tuple[float, float]:
     c, k = problem.channels_per_group if problem.kind is Pass.FPROP else problem.channels_per_group[::-1]
     together = _groups_together(problem, lanes)
     terms, pixels = c * prod(problem.kernel), problem.batch * prod(problem.out_size)
-    vectors, per_term = ceil_div(together * k, lanes), 0.6 if together == 1 else 1.0
+    vectors = ceil_div(together * k, lanes)
+    per_term = 1.0 if together > 1 else 0.6 if vectors > 1 else SINGLE_VECTOR_CYCLES
     converted = prod(problem.x_shape) + prod(problem.y_shape) if problem.dtype in HALF_DTYPES else 0
     return (
         12.0 * terms * vectors,
