@@ -28,6 +28,7 @@ load_native()
 
 HALF = [torch.float16, torch.bfloat16]
 both = pytest.mark.parametrize("dtype", HALF, ids=["float16", "bfloat16"])
+MEMORY_FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 LAYOUTS = ("contiguous", "channels_last", "sliced")
 TOLERANCE = 1e-4
 Shape = tuple[int, int, int, int]
@@ -171,13 +172,15 @@ def test_depthwise_bits_do_not_depend_on_threads(dtype: torch.dtype) -> None:
 
 
 @both
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-@pytest.mark.parametrize("size", [(3, 20, 13, 11), (2, 70, 40, 41), (5, 33, 7, 7), (2, 1, 6, 5), (2, 18, 1, 9)])
-def test_blocks_of_pixels(size: Shape, layout: str, dtype: torch.dtype, instruction_set: str) -> None:
-    """1x1 convolutions by blocks that end within lines, vectors and images; bias and activation, strides, and tiny
-    operands. The same bits for any number of threads."""
+@pytest.mark.parametrize("layouts", ["nchw nchw", "nhwc nhwc", "nchw nhwc"])
+@pytest.mark.parametrize(
+    "size", [(3, 20, 13, 11), (2, 70, 40, 41), (5, 33, 7, 7), (2, 1, 6, 5), (2, 18, 1, 9), (21, 9, 2, 4), (9, 5, 2, 2)]
+)
+def test_blocks_of_pixels(size: Shape, layouts: str, dtype: torch.dtype, instruction_set: str) -> None:
+    """1x1 convolutions by blocks of planes or pixels that end within lines, vectors and images; bias and activation,
+    strides, and tiny operands. The same bits for any number of threads."""
     channels = size[1]
-    memory_format = torch.channels_last if layout == "nhwc" else torch.contiguous_format
+    of_x, of_y = (MEMORY_FORMATS[layout] for layout in layouts.split())
     torch.manual_seed(0)
     for kind, stride, factor in (
         (Pass.FPROP, 1, 1.0),
@@ -186,9 +189,9 @@ def test_blocks_of_pixels(size: Shape, layout: str, dtype: torch.dtype, instruct
         (Pass.FPROP, 1, 1e-40),
     ):
         w, bias = torch.randn(37, channels, 1, 1).to(dtype), (factor * torch.randn(37)).to(dtype)
-        x = (factor * torch.randn(size)).to(dtype).contiguous(memory_format=memory_format)
+        x = (factor * torch.randn(size)).to(dtype).contiguous(memory_format=of_x)
         expected = torch.conv2d(x.double(), w.double(), bias.double(), stride).relu()
-        y = torch.randn(expected.shape).to(dtype).contiguous(memory_format=memory_format)
+        y = torch.randn(expected.shape).to(dtype).contiguous(memory_format=of_y)
         strides = {"x_strides": x.stride(), "w_strides": w.stride(), "y_strides": y.stride()}
         name = str(dtype).removeprefix("torch.")
         activation = Activation.RELU if kind is Pass.FPROP else Activation.NONE

@@ -8,7 +8,7 @@
 #define HWY_TARGET_INCLUDE "common/half.cc"
 #include <hwy/foreach_target.h>  // includes this file again, once per target
 // must come after foreach_target.h
-#include "common/elements-inl.h"
+#include "common/rounding-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace polyconv {
@@ -20,17 +20,18 @@ void WidenAs(const HalfRuns& runs, const T* source, float* target) {
     std::size_t i = 0;
     for (; i + kLanes <= runs.length; i += kLanes) Store(target + i, LoadWide(source + i));
     const int rest = static_cast<int>(runs.length - i);
-    if (rest > 0) StoreSome(target + i, LoadSome(source + i, rest), rest);
+    if (rest > 0 && i > 0) {  // overlaps the vector before it
+      Store(target + i + rest - kLanes, LoadWide(source + i + rest - kLanes));
+    } else if (rest > 0) {
+      StoreSome(target, LoadSome(source, rest), rest);
+    }
   }
 }
 
 template <class T>
 void RoundAs(const HalfRuns& runs, const float* source, T* target) {
   for (std::size_t run = 0; run < runs.runs; run++, source += runs.length, target += runs.step) {
-    std::size_t i = 0;
-    for (; i + kLanes <= runs.length; i += kLanes) StoreNarrow(target + i, Load(source + i));
-    const int rest = static_cast<int>(runs.length - i);
-    if (rest > 0) StoreSome(target + i, LoadSome(source + i, rest), rest);
+    RoundTo(target, source, static_cast<std::ptrdiff_t>(runs.length));
   }
 }
 

@@ -10,6 +10,7 @@
 #include <hwy/foreach_target.h>  // includes this file again, once per target
 // must come after foreach_target.h
 #include "pointwise/groups-inl.h"
+#include "pointwise/planes-inl.h"
 #include "pointwise/product-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -28,6 +29,10 @@ const SchemeKernels* FindGroupsHere(const ConvolutionShape& group) {
 
 RunJoined FindJoinedHere() {
   return &RunJoinedPointwise;
+}
+
+const PlanesKernels* FindPlanesHere() {
+  return &kPlanesKernels;
 }
 
 }  // namespace HWY_NAMESPACE
@@ -62,6 +67,10 @@ const SchemeKernels* FindGroups(InstructionSet set, const ConvolutionShape& grou
 
 RunJoined FindJoined(InstructionSet set) {
   POLYCONV_CALL_TARGET(set, FindJoinedHere);
+}
+
+const PlanesKernels* FindPlanes(InstructionSet set) {
+  POLYCONV_CALL_TARGET(set, FindPlanesHere);
 }
 
 }  // namespace polyconv

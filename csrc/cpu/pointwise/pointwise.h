@@ -3,7 +3,9 @@
 
 #include <cstddef>
 #include <span>
+#include <vector>
 
+#include "common/elements.h"
 #include "common/scheme_kernels.h"
 
 namespace polyconv {
@@ -38,5 +40,29 @@ struct JoinedInput {
 using RunJoined = void (*)(const Convolution& conv, const JoinedInput& input, const float* packed, const Runtime&);
 
 RunJoined FindJoined(InstructionSet set);
+
+// Pixels in half precision of a block whose channels are planes: in each channel the same runs, one per image.
+struct PlaneRuns {
+  struct Run {
+    std::ptrdiff_t from;  // element of the first channel
+    int count;
+  };
+  Element type;
+  void* data;
+  const void* end;         // of the tensor
+  std::ptrdiff_t channel;  // elements between channels
+  std::vector<Run> runs;
+};
+
+// A 1x1 convolution of such pixels, in float32: in `conv`, outputs are pixels, and columns of x and y are rows of the
+// weight and of the output.
+struct PlanesKernels {
+  // Widens pixels to what the kernels take as packed weights, times 2^exponent if all are tiny. Returns the exponent.
+  int (*pack)(const Convolution& conv, const PlaneRuns& x, float* packed);
+  // Adds bias and activation to the sums in conv.y, where a vector fits behind each row, and rounds them.
+  void (*round)(const Convolution& conv, const PlaneRuns& y);
+};
+
+const PlanesKernels* FindPlanes(InstructionSet set);
 
 }  // namespace polyconv

@@ -39,6 +39,13 @@ MOST_SHARED, MOST_TERMS = 8, 512
 CONVERTED_CYCLES = 0.4
 """Cycles per element of a block that is widened or rounded, on its way from or to memory."""
 
+LEAST_PLANE = 8
+"""Least number of pixels of a plane whose pixels are not transposed: of fewer, a vector would have many runs."""
+
+SINGLE_VECTOR_CYCLES = 0.76
+"""Cycles per term of a pixel whose outputs are one vector: each product loads its own factor. With more vectors, which
+share factors, they are 0.6 per vector."""
+
 _UNIT_GEOMETRY = [1, 1, 0, 0, 1, 1, 1, 0]
 
 
@@ -97,20 +104,36 @@ def _run_half(problem: Problem, weights: TransformedWeights | None, tensors: Mut
     w, forward = tensors["w"], problem.kind is Pass.FPROP
     bias = tensors.get("bias") if forward else tensors.pop("bias", None)  # of a transposed convolution
     x, y = (tensors["x"], tensors["y"]) if forward else (tensors["y"], tensors["x"])
-    packed = None
+    planes, packed = _has_planes(problem), None
     if weights is not None:
-        numbers = native.plan_numbers(NAME, 0)
-        packed = weights.of(
-            *(x, w, y, _UNIT_GEOMETRY, numbers, problem.frozen, tensors.get("owner"), lambda: _packed(w))
-        )
+        key = [] if planes else _UNIT_GEOMETRY, native.plan_numbers(NAME, 0)
+        transform = partial(_widened_rows if planes else _packed, w)
+        packed = weights.of(x, w, y, *key, problem.frozen, tensors.get("owner"), transform)
     if packed is None:
-        packed = _packed(w if forward else w.transpose(0, 1))
+        packed = (_rows if planes else _packed)(w if forward else w.transpose(0, 1))
     bias, activation = None if bias is None else bias.float(), native.activation_numbers(problem.activation)
     native.operator("pixels")(x, packed, bias, y, *problem.stride, *activation)
 
 
+def _has_planes(problem: Problem) -> bool:
+    """True if the kernels take pixels of channels that are planes (``csrc/cpu/pointwise/planes-inl.h``)."""
+    height, width = problem.out_size
+    are_planes = {problem.x_strides[2:], problem.y_strides[2:]} == {(width, 1)}
+    return are_planes and problem.stride == (1, 1) and height * width >= LEAST_PLANE
+
+
+def _rows(w: Tensor) -> Tensor:
+    """The weight as a matrix of which rows or columns are contiguous."""
+    matrix = w.flatten(1)
+    return matrix if 1 in matrix.stride() else matrix.contiguous()
+
+
+def _widened_rows(w: Tensor) -> Tensor:
+    return w.flatten(1).float().contiguous()
+
+
 def _packed(w: Tensor) -> Tensor:
-    """The weight in float32, as the kernels take it."""
+    """The weight in float32, as the kernels take it for pixels whose channels are contiguous."""
     wide = w.float()
     x, y = (wide.new_empty((1, channels, 1, 1)) for channels in (w.shape[1], w.shape[0]))
     packed: Tensor = native.operator("transform_weights")(x, wide, y, _UNIT_GEOMETRY, native.plan_numbers(NAME, 0))
@@ -137,7 +160,8 @@ def _cycles(problem: Problem, lanes: int) -> tuple[float, float]:
     c, k = problem.channels_per_group if problem.kind is Pass.FPROP else problem.channels_per_group[::-1]
     together = _groups_together(problem, lanes)
     terms, pixels = c * prod(problem.kernel), problem.batch * prod(problem.out_size)
-    vectors, per_term = ceil_div(together * k, lanes), 0.6 if together == 1 else 1.0
+    vectors = ceil_div(together * k, lanes)
+    per_term = 1.0 if together > 1 else 0.6 if vectors > 1 else SINGLE_VECTOR_CYCLES
     converted = prod(problem.x_shape) + prod(problem.y_shape) if problem.dtype in HALF_DTYPES else 0
     return (
         12.0 * terms * vectors,
