@@ -25,6 +25,7 @@ from polyconv.autotune import preferences
 from polyconv.autotune.tuning_file import Entry, load
 from polyconv.cpu import native
 from polyconv.cpu.plan import CpuCandidate
+from polyconv.dispatch.op import TRANSPOSED
 from polyconv.inductor import aoti, backend, choice, graph_pass, private, swap
 from polyconv.inductor import layer as layers
 from polyconv.inductor.layer import LAYER, NORMALISATION, RESIDUAL, operator, overwrites_residual
@@ -73,6 +74,7 @@ def _ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice.Chooser, "_trials", first)
     for trials in ("_trials", "_step_trials"):
         monkeypatch.setattr(swap, trials, lambda call: Entry(swap.POLYCONV, {swap.POLYCONV: 1.0}, 2.0))
+    monkeypatch.setattr(swap, "_phase_trials", lambda call: Entry(swap.PYTORCH, {swap.PYTORCH: 1.0}, 1.0))
     monkeypatch.setattr(swap, "_has_kernels", lambda call: True)
 
 
@@ -403,6 +405,39 @@ def test_transposed_convolutions_run_on_packed_weights() -> None:
         compiled(x)
     assert [each.choice.name for each in seen] == ["direct, pointwise"] * 3
     agree(compiled, model, x)
+
+
+@pytest.mark.usefixtures("_ours")
+def test_few_phases_of_a_transposed_convolution_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swap, "_phase_trials", lambda call: Entry(swap.PHASES, {swap.PHASES: 1.0}, 2.0))
+
+    class Functional(nn.ConvTranspose2d):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.nn.functional.conv_transpose2d(x, self.weight, self.bias, 2, 1, 0, 1, 1)
+
+    model = nn.Sequential(
+        *(nn.ConvTranspose2d(16, 3, 4, 2, 1), nn.ReLU(), nn.ConvTranspose2d(3, 1, 7, 3, 2), nn.ReLU()),
+        *(nn.ConvTranspose2d(1, 4, 3, 2, 1, 1, bias=False), nn.Tanh(), Functional(4, 3, 4)),
+    ).eval()
+    compiled, x = torch.compile(model, backend="polyconv", options=QUICK), torch.randn(2, 16, 3, 4)
+    with torch.no_grad(), backend.layers_that_run() as seen:
+        compiled(x)
+    assert [each.choice.name == choice.ONEDNN for each in seen] == [False] * 4
+    agree(compiled, model, x)
+
+
+@pytest.mark.parametrize("kernel", [(4, 2, 1, 0), (3, 2, 1, 1), (5, 2, 2, 1), (6, 2, 2, 0), (7, 3, 2, 0), (4, 4, 1, 2)])
+def test_convolutions_of_all_phases_agree(kernel: tuple[int, int, int, int]) -> None:
+    """Kernel, stride, padding, output padding."""
+    taps, *moves = kernel
+    x, w, bias = (torch.randn(*shape, dtype=torch.float64) for shape in ((2, 5, 6, 4), (5, 1, taps, taps), (1,)))
+    stride, padding, extra = ((each, each) for each in moves)
+    call = swap._Call(
+        TRANSPOSED[2], ((2, 5, 6, 4), tuple(w.shape), (1,)), (False,) * 3, (stride, padding, extra, 1, (1, 1))
+    )
+    assert call.has_few_phases
+    wanted = torch.conv_transpose2d(x, w, bias, stride, padding, extra)
+    torch.testing.assert_close(swap._by_phases(x, w, bias, stride, padding), wanted)
 
 
 class Dense(nn.Module):
