@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import random
 import subprocess
 import sys
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -25,6 +27,7 @@ from polyconv.autotune import preferences
 from polyconv.autotune.tuning_file import Entry, load
 from polyconv.cpu import native
 from polyconv.cpu.plan import CpuCandidate
+from polyconv.dispatch.op import TRANSPOSED
 from polyconv.inductor import aoti, backend, choice, graph_pass, private, swap
 from polyconv.inductor import layer as layers
 from polyconv.inductor.layer import LAYER, NORMALISATION, RESIDUAL, operator, overwrites_residual
@@ -73,6 +76,7 @@ def _ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice.Chooser, "_trials", first)
     for trials in ("_trials", "_step_trials"):
         monkeypatch.setattr(swap, trials, lambda call: Entry(swap.POLYCONV, {swap.POLYCONV: 1.0}, 2.0))
+    monkeypatch.setattr(swap, "_phase_trials", lambda call: Entry(swap.PYTORCH, {swap.PYTORCH: 1.0}, 1.0))
     monkeypatch.setattr(swap, "_has_kernels", lambda call: True)
 
 
@@ -405,6 +409,39 @@ def test_transposed_convolutions_run_on_packed_weights() -> None:
     agree(compiled, model, x)
 
 
+@pytest.mark.usefixtures("_ours")
+def test_few_phases_of_a_transposed_convolution_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swap, "_phase_trials", lambda call: Entry(swap.PHASES, {swap.PHASES: 1.0}, 2.0))
+
+    class Functional(nn.ConvTranspose2d):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.nn.functional.conv_transpose2d(x, self.weight, self.bias, 2, 1, 0, 1, 1)
+
+    model = nn.Sequential(
+        *(nn.ConvTranspose2d(16, 3, 4, 2, 1), nn.ReLU(), nn.ConvTranspose2d(3, 1, 7, 3, 2), nn.ReLU()),
+        *(nn.ConvTranspose2d(1, 4, 3, 2, 1, 1, bias=False), nn.Tanh(), Functional(4, 3, 4)),
+    ).eval()
+    compiled, x = torch.compile(model, backend="polyconv", options=QUICK), torch.randn(2, 16, 3, 4)
+    with torch.no_grad(), backend.layers_that_run() as seen:
+        compiled(x)
+    assert [each.choice.name == choice.ONEDNN for each in seen] == [False] * 4
+    agree(compiled, model, x)
+
+
+@pytest.mark.parametrize("kernel", [(4, 2, 1, 0), (3, 2, 1, 1), (5, 2, 2, 1), (6, 2, 2, 0), (7, 3, 2, 0), (4, 4, 1, 2)])
+def test_convolutions_of_all_phases_agree(kernel: tuple[int, int, int, int]) -> None:
+    """Kernel, stride, padding, output padding."""
+    taps, *moves = kernel
+    x, w, bias = (torch.randn(*shape, dtype=torch.float64) for shape in ((2, 5, 6, 4), (5, 1, taps, taps), (1,)))
+    stride, padding, extra = ((each, each) for each in moves)
+    call = swap._Call(
+        TRANSPOSED[2], ((2, 5, 6, 4), tuple(w.shape), (1,)), (False,) * 3, (stride, padding, extra, 1, (1, 1))
+    )
+    assert call.has_few_phases
+    wanted = torch.conv_transpose2d(x, w, bias, stride, padding, extra)
+    torch.testing.assert_close(swap._by_phases(x, w, bias, stride, padding), wanted)
+
+
 class Dense(nn.Module):
     """Layers that read all earlier ones: concatenation, batch normalisation and ReLU in front of a 1x1 convolution."""
 
@@ -505,6 +542,63 @@ def test_changed_parameters_are_seen() -> None:
         with torch.no_grad():
             model.second.bias.add_(1.0)
         agree(compiled, model, x)
+
+
+class Mixed(nn.Module):
+    """Tensors of every kind: parameters and buffers of a module and of others in it, and a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(nn.ReLU()), Block(nn.ReLU())])
+        self.scale, self.plain = nn.Parameter(torch.randn(16, 1, 1)), torch.randn(16, 1, 1)
+        self.register_buffer("shift", torch.randn(16, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x * self.scale + self.shift + self.plain
+
+
+@pytest.mark.parametrize("guards", [True, False])
+@pytest.mark.usefixtures("_ours")
+def test_replaced_tensors_and_modules_are_seen(guards: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without guards on modules, too. Calls pass the model instead of its parameters."""
+    if backend.why_not_native() is not None:
+        pytest.skip("the native module was built for another torch")
+    passed: list[tuple[Any, ...]] = []
+    call = backend.FrozenGraph.__call__
+
+    def noted(self: backend.FrozenGraph, *inputs: Any) -> Any:
+        passed.append(inputs)
+        return call(self, *inputs)
+
+    monkeypatch.setattr(backend.FrozenGraph, "__call__", noted)
+    unsafe = {"guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe}
+    model, x = Mixed().eval(), torch.randn(1, 16, 8, 8)
+    compiled = torch.compile(model, backend="polyconv", options={**QUICK, **({} if guards else unsafe)})
+    agree(compiled, model, x)
+    assert passed[0][0] is model
+    assert len(passed[0]) == 3
+    model.blocks[1] = Block(nn.ReLU()).eval()
+    agree(compiled, model, x)
+    model.blocks[0].norms[1].running_var = torch.full((16,), 2.0)
+    model.shift = torch.randn(16, 1, 1)
+    agree(compiled, model, x)
+    model.scale = nn.Parameter(torch.randn(16, 1, 1))
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="changed 3 times"):
+        compiled(x)
+    agree(compiled, model, x)
+
+
+@pytest.mark.usefixtures("_ours")
+def test_what_is_compiled_does_not_keep_its_model() -> None:
+    model, x = Block(nn.ReLU()).eval(), torch.randn(1, 16, 8, 8)
+    compiled = torch.compile(model, backend="polyconv", options=QUICK)
+    agree(compiled, model, x)
+    alive = weakref.ref(model)
+    del model, compiled
+    gc.collect()
+    assert alive() is None
 
 
 @pytest.mark.parametrize("absent", [None, "not built"])

@@ -1,5 +1,5 @@
 """Convolutions of a graph that run as polyconv's operators: all of a training graph, and those of an inference graph
-that are not 2-D or are transposed.
+that are not 2-D or are transposed. Transposed ones with few channels may become convolutions of all phases at once.
 
 Each is timed against PyTorch's when the graph is compiled, in training with its gradients, after polyconv's candidates
 were timed against each other. Inductor keeps its own convolutions in channels_last, so in inference polyconv's pay for
@@ -28,10 +28,12 @@ from .choice import Choice, Outcomes, run_trials
 from .graph_pass import CompiledLayer
 from .private import copied, hint, in_layout_of_graph
 
-PYTORCH, POLYCONV = "PyTorch's convolution", "polyconv's operator"
+PYTORCH, POLYCONV, PHASES = "PyTorch's convolution", "polyconv's operator", "all phases at once"
 LAST = ", channels_last"
 """Behind the name of an operator that reads and writes this layout."""
 ROUNDS = 3
+_VECTOR = 16
+"""Elements of a vector of AVX-512."""
 MARGIN = 1.05
 """Required speed-up: neighbours that Inductor would fuse, or write in another layout, are not part of the trial."""
 COLD = 0.5e-3
@@ -50,8 +52,12 @@ def swapped(
     earlier = online.entries(outcomes.environment)
     for node in result.graph.nodes:
         call = _call_of(node, training)
-        if call is not None and (training or not call.has_packed_form):
+        if call is None:
+            continue
+        if training or not call.has_packed_form:
             chosen.append((node, call, _choose(call, outcomes, training)))
+        elif call.has_few_phases and _choose(call, outcomes, training).name == PHASES:
+            node.target, node.args = _by_phases, (*node.args[:3], *call.rest)  # the pass chooses a kernel for it
     tuned = online.entries(outcomes.environment)
     outcomes.measured.update((key, entry) for key, entry in tuned.items() if key not in earlier)
     outcomes.save()
@@ -121,6 +127,18 @@ class _Call:
         return groups == 1 and set(dilation) == {1} and all(map(le, stride, self.shapes[1][2:]))
 
     @property
+    def has_few_phases(self) -> bool:
+        """True if a vector holds the outputs of all phases of a transposed convolution, whose image is a multiple of
+        its input's, and none of them reads more than 3x3 pixels."""
+        if not (self.op.transposed and self.has_packed_form) or self.shapes[1] is None:
+            return False
+        _, outputs, *taps = self.shapes[1]
+        (stride, *more), (padding, *_), (extra, *_) = self.rest[:3]
+        square = more == [stride] and all(len({*each}) == 1 for each in (taps, *self.rest[1:3]))
+        fits = 1 <= padding <= stride and taps[0] <= 2 * stride + padding
+        return square and fits and taps[0] + extra == stride + 2 * padding and outputs * stride**2 <= _VECTOR
+
+    @property
     def key(self) -> str:
         sizes = ["x".join(map(str, shape)) for shape in self.shapes if shape is not None]
         return f"{self.op.name} {', '.join(sizes)}, {self.rest}" + (LAST if self.channels_last else "")
@@ -164,7 +182,9 @@ def _call_of(node: Node, training: bool) -> _Call | None:
     # Read from hints: a question to the tensor itself would restrict sizes that may change.
     _, channels, *sizes = map(hint, x.shape)
     last = training and x.dim() in _FORMATS and hint(x.stride(1)) == 1 and channels > 1 < prod(sizes)
-    return _Call(op, shapes, needs_grad, tuple(node.args[3:]), is_dynamic, last)
+    rest = [(each,) * op.rank if isinstance(each, int) else each for each in node.args[3:]]
+    rest[3:4] = node.args[6:7]  # groups
+    return _Call(op, shapes, needs_grad, tuple(rest), is_dynamic, last)
 
 
 def _choose(call: _Call, outcomes: Outcomes, training: bool) -> Choice:
@@ -175,6 +195,8 @@ def _choose(call: _Call, outcomes: Outcomes, training: bool) -> Choice:
     if entry is None:
         if training:
             entry = _step_trials(call)
+        elif call.has_few_phases:
+            entry = _phase_trials(call)
         else:
             tensors = call.tensors(training=False, channels_last=False)
             online.autotune(_timed(PUBLIC[call.op], tensors, call.rest, False))
@@ -198,6 +220,40 @@ def _trials(call: _Call) -> Entry:
     theirs = min(seconds for name, seconds in best.items() if name != POLYCONV)
     winner = POLYCONV if MARGIN * best[POLYCONV] < theirs else PYTORCH
     return Entry(winner, best, theirs)
+
+
+def _phase_trials(call: _Call) -> Entry:
+    x, w, bias = call.tensors(training=False, channels_last=True)
+    assert w is not None
+    stride, padding = (numbers[0] for numbers in call.rest[:2])
+    weights = _weights_of_phases(w, bias, stride, padding)
+
+    def phases(x: Tensor, *_: Any) -> Tensor:
+        return torch.pixel_shuffle(torch.conv2d(x, *weights, padding=1), stride)
+
+    calls = {
+        name: _timed(run, (x, w, bias), call.rest, False) for name, run in ((PYTORCH, call.op.aten), (PHASES, phases))
+    }
+    best = run_trials(calls, ROUNDS, PHASES).best
+    return Entry(PHASES if MARGIN * best[PHASES] < best[PYTORCH] else PYTORCH, best, best[PYTORCH])
+
+
+def _by_phases(
+    x: Tensor, w: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int], *_: Any
+) -> Tensor:
+    """A transposed convolution with few phases: a convolution whose channels are the pixels of all phases. Its kernel
+    has zeros, but the phases one by one would fill a small part of each vector."""
+    weights = _weights_of_phases(w, bias, stride[0], padding[0])
+    return torch.pixel_shuffle(torch.conv2d(x, *weights, padding=1), stride[0])
+
+
+def _weights_of_phases(w: Tensor, bias: Tensor | None, stride: int, padding: int) -> tuple[Tensor, Tensor | None]:
+    """Weights of 3x3 taps, and biases. Tap u of phase a is tap a + padding - stride (u - 1) of the other kernel."""
+    inputs, outputs, taps, _ = w.shape
+    before, after = stride - padding, 2 * stride + padding - taps
+    blocks = torch.nn.functional.pad(w, (before, after) * 2).reshape(inputs, outputs, 3, stride, 3, stride)
+    weights = blocks.flip(2, 4).permute(1, 3, 5, 0, 2, 4).reshape(-1, inputs, 3, 3)
+    return weights, None if bias is None else bias.repeat_interleave(stride**2)
 
 
 def _step_trials(call: _Call) -> Entry:
