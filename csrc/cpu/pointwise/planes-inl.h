@@ -1,6 +1,6 @@
 // 1x1 convolutions in half precision of planes (NCHW): lanes of a vector hold pixels. Pixels are the panels of the
-// product's second factor, widened while they are packed; rows of its first factor are those of the weight. Neither side
-// is transposed, and sums are rounded by rows.
+// product's second factor, widened while they are packed; rows of its first factor are those of the weight. Neither
+// side is transposed, and sums are rounded by rows.
 #if defined(POLYCONV_CPU_POINTWISE_PLANES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef POLYCONV_CPU_POINTWISE_PLANES_INL_H_
 #undef POLYCONV_CPU_POINTWISE_PLANES_INL_H_
