@@ -1,6 +1,6 @@
 // 1x1 convolutions in half precision of planes (NCHW): lanes of a vector hold pixels. Pixels are the panels of the
-// product's second factor, widened while they are packed; rows of its first factor are those of the weight. Neither side
-// is transposed, and sums are rounded by rows.
+// product's second factor, widened while they are packed; rows of its first factor are those of the weight. Neither
+// side is transposed, and sums are rounded by rows.
 #if defined(POLYCONV_CPU_POINTWISE_PLANES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef POLYCONV_CPU_POINTWISE_PLANES_INL_H_
 #undef POLYCONV_CPU_POINTWISE_PLANES_INL_H_
@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "common/convolution.h"
@@ -71,7 +72,8 @@ HWY_NOINLINE void PackPlanesAs(const Convolution& conv, const PlaneRuns& x, floa
 
 inline int PackPlanes(const Convolution& conv, const PlaneRuns& x, float* packed) {
   const StageTimer timer(Stage::kGather);
-  WithElement(x.type, [&](auto one) { PackPlanesAs<decltype(one)>(conv, x, packed); });
+  const auto pack = x.type == Element::kFloat16 ? &PackPlanesAs<Float16> : &PackPlanesAs<Bfloat16>;
+  pack(conv, x, packed);
   return Normalise(packed, static_cast<std::int64_t>(Panels(conv).size()));
 }
 
@@ -87,24 +89,22 @@ HWY_NOINLINE void RoundRowAs(const PlaneRuns& y, std::ptrdiff_t channel, const f
 // Adds the bias and applies the activation of conv to its sums, and rounds them.
 inline void RoundRows(const Convolution& conv, const PlaneRuns& y) {
   const StageTimer timer(Stage::kWrite);
-  const auto round = [&](int row) {
-    const float* sums = conv.y + row * conv.y_column;
-    WithElement(y.type, [&](auto one) { RoundRowAs<decltype(one)>(y, row, sums); });
-  };
-  if (conv.bias == nullptr && conv.epilogue.IsEmpty()) {
-    for (int row = 0; row < conv.out_width; row++) round(row);
-    return;
-  }
-  WithFinisher(conv.epilogue, conv.y, [&](const auto& finish) HWY_ATTR {
-    for (int row = 0; row < conv.out_width; row++) {
-      const Floats bias = Broadcast(conv.bias == nullptr ? 0.0f : conv.bias[row]);
-      float* sums = conv.y + row * conv.y_column;
-      for (int i = 0; i < conv.out_channels; i += kLanes) {
-        Store(sums + i, finish.Whole(hn::Add(Load(sums + i), bias), sums + i));
-      }
-      round(row);
+  const Epilogue<float>& epilogue = conv.epilogue;
+  const bool finishes = conv.bias != nullptr || epilogue.activation != Activation::kNone;
+  const bool relu = epilogue.activation == Activation::kRelu,
+             clamps = relu || epilogue.activation == Activation::kClamp;
+  const Floats low = Broadcast(relu ? 0.0f : epilogue.a);
+  const Floats high = Broadcast(relu ? std::numeric_limits<float>::infinity() : epilogue.b);
+  const auto round = y.type == Element::kFloat16 ? &RoundRowAs<Float16> : &RoundRowAs<Bfloat16>;
+  for (int row = 0; row < conv.out_width; row++) {
+    float* sums = conv.y + row * conv.y_column;
+    const Floats bias = Broadcast(conv.bias == nullptr ? 0.0f : conv.bias[row]);
+    for (int i = 0; i < conv.out_channels && finishes; i += kLanes) {
+      const Floats sum = hn::Add(Load(sums + i), bias);
+      Store(sums + i, clamps ? Clamp(sum, low, high) : ActivateAny(epilogue, sum));
     }
-  });
+    round(y, row, sums);
+  }
 }
 
 inline constexpr PlanesKernels kPlanesKernels = {&PackPlanes, &RoundRows};
