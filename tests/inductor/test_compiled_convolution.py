@@ -214,6 +214,20 @@ def test_rows_of_few_channels_are_read_in_any_layout(channels: int, padding: tup
             torch.testing.assert_close(made, wanted, atol=1e-4, rtol=1e-4, check_dtype=False)
 
 
+@pytest.mark.parametrize("dilation", [1, 2])
+@pytest.mark.parametrize("taps", [1, 3])
+def test_a_single_channel_has_any_stride(taps: int, dilation: int) -> None:
+    """Inductor passes an image of one channel as it is: its layout says nothing."""
+    x, w = torch.randn(2, 1, 9, 8), torch.randn(24, 1, taps, taps)
+    geometry = {"padding": (1, 1), "stride": (1, 1), "dilation": (dilation, dilation)}
+    layer = a_layer(x, w, None, False, Activation.NONE, 1, **geometry)
+    wanted = F.conv2d(x.double(), w.double(), **geometry)
+    for one in kernels(layer):
+        for each in (x, x.as_strided(x.shape, (72, 1, 8, 1))):
+            made = layers.operator()([each], layer.weights_for(one), None, None, None, layer.numbers(one))
+            torch.testing.assert_close(made, wanted, atol=1e-4, rtol=1e-4, check_dtype=False)
+
+
 @pytest.mark.parametrize("pixels", [1, 2, 3])
 @pytest.mark.parametrize(("channels", "outputs"), [(1100, 300), (7, 1000), (600, 5)])
 def test_few_pixels(channels: int, outputs: int, pixels: int) -> None:

@@ -51,7 +51,7 @@ bool CopiesInput(const ConvolutionShape& conv) {
 bool IsPointwise(const ConvolutionShape& conv) {
   constexpr int kMostTaps = 1024;  // a pixel has an address per tap
   return conv.in_channels > 0 && conv.taps_h * std::int64_t{conv.taps_w} <= kMostTaps && conv.y_channel == 1 &&
-         (conv.x_channel == 1 || CopiesInput(conv));
+         (conv.x_channel == 1 || conv.in_channels == 1 || CopiesInput(conv));
 }
 
 const SchemeKernels* FindPointwise(InstructionSet set) {
