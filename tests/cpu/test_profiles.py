@@ -107,6 +107,13 @@ def section(*records: Record, model: str = "GenuineIntel 6 85", **environment: o
     return Section.of(model, replace(HERE, **environment), records)  # type: ignore[arg-type]
 
 
+def test_more_images_of_a_large_map_are_no_other_place() -> None:
+    """Measurements of one image serve a batch: PyTorch ran eight images of a layer of which one image was measured."""
+    one, eight = (place_of(replace(PROBLEM, batch=batch, in_size=(512, 512))) for batch in (1, 8))
+    assert one == eight
+    assert place_of(PROBLEM) != place_of(replace(PROBLEM, batch=2 * PROBLEM.batch))
+
+
 def test_a_file_says_what_was_measured(tmp_path: Path) -> None:
     records = [
         record(2.0, replace(PROBLEM, bias=True)),

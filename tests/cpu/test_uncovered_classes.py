@@ -77,7 +77,7 @@ def test_a_problem_is_covered_where_enough_was_measured_near_it() -> None:
         PROBLEM.channels_last(),
         replace(PROBLEM, kernel=(9, 9)),
         replace(PROBLEM, stride=(4, 4)),
-        replace(PROBLEM, batch=1024),
+        replace(PROBLEM, batch=1024, in_size=(14, 14)),
         Problem.make("fprop", (1, 64, 56, 56), (64, 1, 3, 3), padding=(1, 1, 1, 1), groups=64),
         Problem.make("fprop", (1, 64, 1, 3136), (64, 64, 1, 3), padding=(0, 0, 1, 1)),
     ],
