@@ -263,8 +263,7 @@ PyMethodDef methods[] = {
     {"changed", &Changed, METH_O, "changed(frozen): the planning state is another; whether any weight is frozen."},
     {"bypassing", &BypassedCall, METH_VARARGS,
      "bypassing(function, *arguments): call it; its convolutions are ATen's."},
-    {"parameters", &Parameters, METH_VARARGS,
-     "parameters(tensors, positions, versions, links): for is_unchanged, or None."},
+    {"parameters", &Parameters, METH_VARARGS, "parameters(tensors, positions, versions): for is_unchanged, or None."},
     {"is_unchanged", &IsUnchanged, METH_VARARGS, "is_unchanged(parameters, inputs): the same tensors and versions."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -16,25 +16,18 @@ namespace {
 constexpr const char* kName = "polyconv.runtime.parameters";
 
 struct Parameter {
-  PyObject* object;             // owned
-  Py_ssize_t position;          // -1: not an input
+  PyObject* object;  // owned
+  Py_ssize_t position;
   const c10::TensorImpl* impl;  // not owned: torch.utils.swap_tensors requires that nothing else refers to it
   uint32_t version;
 };
 
-// What a dictionary has under a key, all owned. Without a dictionary: attribute of the first input.
-struct Link {
-  PyObject *dictionary, *key, *value;
-};
-
 struct Compiled {
   std::vector<Parameter> all;
-  std::vector<Link> links;
   std::size_t offset = 0;  // of the pointer to the TensorImpl in a Python object
 
   ~Compiled() {
     for (const Parameter& one : all) Py_DECREF(one.object);
-    for (const Link& link : links) Py_XDECREF(link.dictionary), Py_DECREF(link.key), Py_DECREF(link.value);
   }
 };
 
@@ -71,34 +64,14 @@ void Delete(PyObject* capsule) {
   delete static_cast<Compiled*>(PyCapsule_GetPointer(capsule, kName));
 }
 
-bool Holds(const Link& link, PyObject* inputs) {
-  if (link.dictionary != nullptr) return PyDict_GetItemWithError(link.dictionary, link.key) == link.value;
-  PyObject* value = PyTuple_Size(inputs) > 0 ? PyObject_GetAttr(PyTuple_GetItem(inputs, 0), link.key) : nullptr;
-  Py_XDECREF(value);  // only compared
-  return value == link.value;
-}
-
-// Where a dictionary has the address of its keys. Only fetched ahead: elsewhere it would be no gain.
-constexpr std::size_t kKeys = sizeof(PyObject) + 2 * sizeof(void*);
-
 bool Holds(const Compiled& compiled, PyObject* inputs) {
   constexpr std::size_t kAhead = 8;
   const std::vector<Parameter>& all = compiled.all;
   const Py_ssize_t count = PyTuple_Size(inputs);
-  const std::vector<Link>& links = compiled.links;
-  for (std::size_t i = 0; i < links.size() + 2 * kAhead; i++) {
-    if (i < links.size() && links[i].dictionary != nullptr) __builtin_prefetch(links[i].dictionary);
-    if (i >= kAhead && i - kAhead < links.size() && links[i - kAhead].dictionary != nullptr) {
-      const auto* keys = static_cast<const char*>(PointerAt(links[i - kAhead].dictionary, kKeys));
-      __builtin_prefetch(keys), __builtin_prefetch(keys + 64);
-    }
-    if (i >= 2 * kAhead && !Holds(links[i - 2 * kAhead], inputs)) return false;
-  }
   for (std::size_t i = 0; i < all.size() + 2 * kAhead; i++) {
     if (i < all.size()) {
       const Parameter& one = all[i];
-      if (one.position >= count) return false;
-      if (one.position >= 0 && PyTuple_GetItem(inputs, one.position) != one.object) return false;
+      if (one.position >= count || PyTuple_GetItem(inputs, one.position) != one.object) return false;
       // The object may have been given another tensor, by torch.utils.swap_tensors. Until here the old one may be gone.
       if (PointerAt(one.object, compiled.offset) != one.impl) return false;
       __builtin_prefetch(&one.impl->version_counter());
@@ -117,9 +90,9 @@ bool Holds(const Compiled& compiled, PyObject* inputs) {
 }  // namespace
 
 PyObject* Parameters(PyObject*, PyObject* arguments) {
-  PyObject *tensors, *positions, *versions, *links;
-  if (!PyArg_ParseTuple(arguments, "O!O!O!O!", &PyList_Type, &tensors, &PyList_Type, &positions, &PyList_Type,
-                        &versions, &PyList_Type, &links)) {
+  PyObject *tensors, *positions, *versions;
+  if (!PyArg_ParseTuple(arguments, "O!O!O!", &PyList_Type, &tensors, &PyList_Type, &positions, &PyList_Type,
+                        &versions)) {
     return nullptr;
   }
   const Py_ssize_t count = PyList_Size(tensors);
@@ -140,13 +113,6 @@ PyObject* Parameters(PyObject*, PyObject* arguments) {
                              static_cast<const c10::TensorImpl*>(impl),
                              static_cast<uint32_t>(PyLong_AsUnsignedLong(PyList_GetItem(versions, i)))});
   }
-  for (Py_ssize_t i = 0; i < PyList_Size(links); i++) {
-    PyObject *dictionary, *key, *value;
-    if (!PyArg_ParseTuple(PyList_GetItem(links, i), "OOO", &dictionary, &key, &value)) return nullptr;
-    if (dictionary == Py_None) dictionary = nullptr;
-    Py_XINCREF(dictionary), Py_INCREF(key), Py_INCREF(value);
-    compiled->links.push_back({dictionary, key, value});
-  }
   if (PyErr_Occurred()) return nullptr;
   PyObject* capsule = PyCapsule_New(compiled.get(), kName, &Delete);
   if (capsule != nullptr) compiled.release();
@@ -158,8 +124,7 @@ PyObject* IsUnchanged(PyObject*, PyObject* arguments) {
   if (!PyArg_ParseTuple(arguments, "OO!", &capsule, &PyTuple_Type, &inputs)) return nullptr;
   const auto* compiled = static_cast<const Compiled*>(PyCapsule_GetPointer(capsule, kName));
   if (compiled == nullptr) return nullptr;
-  const bool holds = Holds(*compiled, inputs);
-  return PyErr_Occurred() ? nullptr : PyBool_FromLong(holds);
+  return PyBool_FromLong(Holds(*compiled, inputs));
 }
 
 }  // namespace polyconv

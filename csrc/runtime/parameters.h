@@ -5,12 +5,10 @@
 
 namespace polyconv {
 
-// parameters(tensors, positions, versions, links): a capsule for is_unchanged. None if this torch keeps tensors in another
-// way. Tensors at position -1 are no inputs, but values of `links`: (dictionary, key, value), or (None, attribute of the
-// first input, value).
+// parameters(tensors, positions, versions): a capsule for is_unchanged. None if this torch keeps tensors in another way.
 PyObject* Parameters(PyObject*, PyObject* arguments);
 
-// is_unchanged(parameters, inputs): whether the inputs are these tensors, at these versions, and the links as they were.
+// is_unchanged(parameters, inputs): whether the inputs at these positions are these tensors, at these versions.
 PyObject* IsUnchanged(PyObject*, PyObject* arguments);
 
 }  // namespace polyconv

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
-import gc
 import random
 import subprocess
 import sys
 import warnings
-import weakref
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -542,63 +540,6 @@ def test_changed_parameters_are_seen() -> None:
         with torch.no_grad():
             model.second.bias.add_(1.0)
         agree(compiled, model, x)
-
-
-class Mixed(nn.Module):
-    """Tensors of every kind: parameters and buffers of a module and of others in it, and a plain attribute."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([Block(nn.ReLU()), Block(nn.ReLU())])
-        self.scale, self.plain = nn.Parameter(torch.randn(16, 1, 1)), torch.randn(16, 1, 1)
-        self.register_buffer("shift", torch.randn(16, 1, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x * self.scale + self.shift + self.plain
-
-
-@pytest.mark.parametrize("guards", [True, False])
-@pytest.mark.usefixtures("_ours")
-def test_replaced_tensors_and_modules_are_seen(guards: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without guards on modules, too. Calls pass the model instead of its parameters."""
-    if backend.why_not_native() is not None:
-        pytest.skip("the native module was built for another torch")
-    passed: list[tuple[Any, ...]] = []
-    call = backend.FrozenGraph.__call__
-
-    def noted(self: backend.FrozenGraph, *inputs: Any) -> Any:
-        passed.append(inputs)
-        return call(self, *inputs)
-
-    monkeypatch.setattr(backend.FrozenGraph, "__call__", noted)
-    unsafe = {"guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe}
-    model, x = Mixed().eval(), torch.randn(1, 16, 8, 8)
-    compiled = torch.compile(model, backend="polyconv", options={**QUICK, **({} if guards else unsafe)})
-    agree(compiled, model, x)
-    assert passed[0][0] is model
-    assert len(passed[0]) == 3
-    model.blocks[1] = Block(nn.ReLU()).eval()
-    agree(compiled, model, x)
-    model.blocks[0].norms[1].running_var = torch.full((16,), 2.0)
-    model.shift = torch.randn(16, 1, 1)
-    agree(compiled, model, x)
-    model.scale = nn.Parameter(torch.randn(16, 1, 1))
-    with torch.no_grad(), pytest.warns(RuntimeWarning, match="changed 3 times"):
-        compiled(x)
-    agree(compiled, model, x)
-
-
-@pytest.mark.usefixtures("_ours")
-def test_what_is_compiled_does_not_keep_its_model() -> None:
-    model, x = Block(nn.ReLU()).eval(), torch.randn(1, 16, 8, 8)
-    compiled = torch.compile(model, backend="polyconv", options=QUICK)
-    agree(compiled, model, x)
-    alive = weakref.ref(model)
-    del model, compiled
-    gc.collect()
-    assert alive() is None
 
 
 @pytest.mark.parametrize("absent", [None, "not built"])

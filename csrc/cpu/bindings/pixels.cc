@@ -83,12 +83,11 @@ struct Layer {
   template <class Body>
   void ForBlocks(const Body& body) const {
     constexpr int64_t kUnit = 16;
-    const Runtime runtime = TheRuntime();
     const int64_t room = static_cast<int64_t>(L2Bytes() / 4 / sizeof(float)) / (in_channels + out_channels);
     const int64_t pixels = images * size, units = (pixels + kUnit - 1) / kUnit;
     const int64_t most = std::clamp<int64_t>(room / kUnit, 2, 64);
-    const int64_t blocks = std::max((units + most - 1) / most, std::min<int64_t>(units, runtime.threads));
-    runtime.parallel_for(blocks, [&](int64_t begin, int64_t end) {
+    const int64_t blocks = (units + most - 1) / most;  // not of threads: tiny blocks are scaled, and bits shall not differ
+    TheRuntime().parallel_for(blocks, [&](int64_t begin, int64_t end) {
       static thread_local Scratch scratch;
       for (int64_t block = begin; block < end; block++) {
         const int64_t first = units * block / blocks * kUnit, last = units * (block + 1) / blocks * kUnit;

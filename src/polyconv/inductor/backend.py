@@ -7,15 +7,15 @@ they change; here each call compares the parameters with those that were compile
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import GraphModule
 
 from ..autotune.online import trim_memory
@@ -43,15 +43,10 @@ def polyconv(
         warn_once(f'torch.compile(backend="polyconv") compiles a graph with Inductor alone: {reason}')
         return private.compile_graph(gm, example_inputs, settings)
     outcomes, training = outcomes_here(), torch.is_grad_enabled()
-    changed, layers, options = swapped(gm, outcomes, training=training)
+    gm, layers, options = swapped(gm, outcomes, training=training)
     if training:
-        return _noted(private.compile_graph(changed, example_inputs, {**options, **settings}), layers)
-    static = private.static_inputs(example_inputs)
-    module, paths = private.members(gm, static) if why_not_native() is None else (None, {})
-    frozen = FrozenGraph(changed, example_inputs, settings, outcomes, layers, module, paths)
-    if module is not None:
-        private.take_module(gm, example_inputs, list(paths))
-    return frozen
+        return _noted(private.compile_graph(gm, example_inputs, {**options, **settings}), layers)
+    return FrozenGraph(gm, example_inputs, settings, outcomes, layers)
 
 
 def _why_not_here(inputs: Sequence[Any]) -> str | None:
@@ -59,39 +54,8 @@ def _why_not_here(inputs: Sequence[Any]) -> str | None:
     return f"it has tensors on {', '.join(sorted(elsewhere))}, not on the CPU alone" if elsewhere else None
 
 
-NOT_PASSED = -1
-"""Place of a parameter that a call does not pass."""
-Link = tuple[dict[str, Any] | None, str, Any]
-"""A dictionary, a key, and the value; or None, an attribute of the first input of a call, and the value."""
-
-
-def _links(module: nn.Module, paths: Iterable[private.Path]) -> list[Link]:
-    """Everything that is looked up on paths from a module on, once. The module itself is not kept, so that its end
-    frees what was compiled for it."""
-    found: dict[tuple[int, str], Link] = {}
-    for path in paths:
-        owner: Any = module
-        for attribute, key in path:
-            names = None if owner is module else owner.__dict__
-            dictionary = getattr(owner, attribute)
-            owner = dictionary[key]
-            found[id(names), attribute] = (names, attribute, dictionary)
-            found[id(dictionary), key] = (dictionary, key, owner)
-    return list(found.values())
-
-
-def _value_at(module: nn.Module, path: private.Path) -> Any:
-    for attribute, key in path:
-        module = getattr(module, attribute)[key]
-    return module
-
-
 class FrozenGraph:
-    """A compiled graph with its parameters as constants, compiled again when they change.
-
-    A call passes all inputs of the graph; or, if ``module`` is given, a module and all inputs but those with paths,
-    which are its members.
-    """
+    """A compiled graph with its parameters as constants, compiled again when they change."""
 
     def __init__(
         self,
@@ -100,39 +64,29 @@ class FrozenGraph:
         options: Mapping[str, Any],
         outcomes: Outcomes,
         layers: Sequence[CompiledLayer] = (),
-        module: nn.Module | None = None,
-        paths: Mapping[int, private.Path] | None = None,
     ) -> None:
         self._gm, self._options, self._outcomes, self._layers = gm, options, outcomes, layers
-        self._static, self._paths = private.static_inputs(inputs), paths or {}
-        passed = [position for position in range(len(inputs)) if position not in self._paths]
-        self._places = {position: place for place, position in enumerate(passed, module is not None)}
-        """Places of inputs in a call."""
+        self._static = private.static_inputs(inputs)
         static = set(self._static)
-        self._others = [place for position, place in self._places.items() if position not in static]
+        self._others = [position for position in range(len(inputs)) if position not in static]
         self._lock = threading.Lock()
         self._times = 0
         self._changing: Callable[..., Any] | None = None
         """The graph without constant parameters, if they change too often."""
-        self._frozen = self._freeze(inputs, module)
+        self._frozen = self._freeze(inputs)
 
     def __call__(self, *inputs: Any) -> Any:
         if self._changing is not None:
-            return self._changing(*self._all(inputs))
+            return self._changing(*inputs)
         frozen = self._frozen
         if not frozen.holds(inputs):
             return self._again(inputs)
         for listener in _listeners:
             listener.extend(frozen.layers)
-        return frozen.compiled(*[inputs[place] for place in self._others])
+        return frozen.compiled(*(inputs[position] for position in self._others))
 
-    def _freeze(self, inputs: Sequence[Any], module: nn.Module | None) -> _Frozen:
-        """Compile for all inputs of the graph, and the module that has some of them."""
-        static = set(self._static)
-        constants = [inputs[position] for position in self._static]
-        others = [value for position, value in enumerate(inputs) if position not in static]
-        places = [self._places.get(position, NOT_PASSED) for position in self._static]
-        links = [] if module is None else _links(module, self._paths.values())
+    def _freeze(self, inputs: Sequence[Any]) -> _Frozen:
+        constants, others = [[inputs[position] for position in at] for at in (self._static, self._others)]
         versions, layer_pass = _versions(constants), LayerPass(self._outcomes)
 
         def compiled_with(options: Mapping[str, Any]) -> Callable[..., Any]:
@@ -148,7 +102,7 @@ class FrozenGraph:
             warn_once(f'torch.compile(backend="polyconv") compiles a graph with Inductor alone: {reason}')
         self._times += 1
         trim_memory()
-        holds = _unchanged(constants, places, versions, links)
+        holds = _unchanged(constants, self._static, versions)
         return _Frozen(holds, compiled, [*self._layers, *layer_pass.layers])
 
     def _again(self, inputs: tuple[Any, ...]) -> Any:
@@ -156,22 +110,15 @@ class FrozenGraph:
         with self._lock:
             if not self._frozen.holds(inputs) and self._changing is None:
                 if self._times < MOST_TIMES:
-                    self._frozen = self._freeze(self._all(inputs), inputs[0] if self._paths else None)
+                    self._frozen = self._freeze(inputs)
                 else:
                     warn_once(
                         f'the parameters of a model compiled with backend="polyconv" have changed {self._times} times '
                         "since it was compiled. Inductor now compiles it without constant parameters, which is slower "
                         "to run. Compile after the last change to keep polyconv's kernels"
                     )
-                    self._changing = private.compile_graph(self._gm, self._all(inputs), self._options)
+                    self._changing = private.compile_graph(self._gm, inputs, self._options)
         return self(*inputs)
-
-    def _all(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """All inputs of the graph, from those of a call."""
-        return tuple(
-            inputs[self._places[position]] if position in self._places else _value_at(inputs[0], self._paths[position])
-            for position in range(len(self._places) + len(self._paths))
-        )
 
 
 class _Frozen(NamedTuple):
@@ -183,24 +130,16 @@ class _Frozen(NamedTuple):
     layers: Sequence[CompiledLayer]
 
 
-def _unchanged(
-    constants: list[Tensor], places: list[int], versions: list[int], links: Sequence[Link] = ()
-) -> Callable[[tuple[Any, ...]], bool]:
-    """A function that tells if the inputs of a call have these tensors at some places, at these versions. Tensors at
-    :data:`NOT_PASSED` are values of links."""
+def _unchanged(constants: list[Tensor], positions: list[int], versions: list[int]) -> Callable[[tuple[Any, ...]], bool]:
+    """A function that tells if the inputs at some positions are these tensors, at these versions."""
     if why_not_native() is None:
         native = import_module(MODULE)
-        if (parameters := native.parameters(constants, places, versions, list(links))) is not None:
+        if (parameters := native.parameters(constants, positions, versions)) is not None:
             return partial(native.is_unchanged, parameters)
 
-    passed = [(place, value) for place, value in zip(places, constants, strict=True) if place != NOT_PASSED]
-
     def holds(inputs: tuple[Any, ...]) -> bool:
-        same = all(inputs[place] is value for place, value in passed) and all(
-            (getattr(inputs[0], key) if dictionary is None else dictionary.get(key)) is value
-            for dictionary, key, value in links
-        )
-        return same and _versions(constants) == versions
+        found = [inputs[position] for position in positions]
+        return all(map(is_, found, constants)) and _versions(found) == versions
 
     return holds
 

@@ -7,8 +7,7 @@ Inductor, with a warning that says so (:func:`missing`).
 from __future__ import annotations
 
 import copy
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -128,72 +127,21 @@ def copied(gm: GraphModule) -> GraphModule:
 def with_constants(gm: GraphModule, inputs: Sequence[Any], positions: Sequence[int]) -> GraphModule:
     """A copy of a graph of Dynamo's in which some inputs are attributes."""
     result = copied(gm)
-    _make_attributes(result, inputs, positions)
-    result.recompile()
-    return result
-
-
-def _make_attributes(gm: GraphModule, inputs: Sequence[Any], positions: Iterable[int]) -> None:
-    placeholders = gm.graph.find_nodes(op="placeholder")
+    placeholders = result.graph.find_nodes(op="placeholder")
     for position in positions:
         node, value, name = placeholders[position], inputs[position], f"_polyconv_constant_{position}"
         if isinstance(value, torch.nn.Parameter):
-            gm.register_parameter(name, value)
+            result.register_parameter(name, value)
         else:
-            gm.register_buffer(name, value)
-        gm._param_name_to_source[name] = node._dynamo_source  # type: ignore[index, operator]
-        with gm.graph.inserting_before(node):
-            constant = gm.graph.get_attr(name)
+            result.register_buffer(name, value)
+        result._param_name_to_source[name] = node._dynamo_source  # type: ignore[index, operator]
+        with result.graph.inserting_before(node):
+            constant = result.graph.get_attr(name)
         constant.meta.update(node.meta)
         node.replace_all_uses_with(constant)
-        gm.graph.erase_node(node)
-
-
-Path = Sequence[tuple[str, str]]
-"""Attributes of modules, each with a key: ``("_modules", "conv"), ("_parameters", "weight")``."""
-_STEP = re.compile(r"\.(_modules|_parameters|_buffers)\['([^']+)'\]")
-
-
-def members(gm: GraphModule, positions: Sequence[int]) -> tuple[torch.nn.Module | None, dict[int, Path]]:
-    """A module, and those inputs of a graph of Dynamo's at these positions that are parameters or buffers in it: their
-    paths from the module on, by position. None if Dynamo does not read from this graph, or uses it again."""
-    placeholders = gm.graph.find_nodes(op="placeholder")
-    try:
-        output = torch._dynamo.symbolic_convert.InstructionTranslator.current_tx().output
-        if gm.graph is not output.graph or output.shape_env.specializations or torch._dynamo.config.verify_correctness:
-            return None, {}
-        names = {position: placeholders[position]._dynamo_source.name for position in positions}
-        roots = [_root(placeholders[position]._dynamo_source) for position in positions]
-        root = max(roots, key=roots.count)
-        module = output.resolve_source_value(root)
-    except (AttributeError, ImportError, ValueError):  # another torch; no such inputs
-        return None, {}
-    whole = re.compile(f"{re.escape(root.name)}(?:{_STEP.pattern})+")
-    paths: dict[int, Path] = {
-        position: _STEP.findall(name, len(root.name)) for position, name in names.items() if whole.fullmatch(name)
-    }
-    return (module, paths) if paths and isinstance(module, torch.nn.Module) else (None, {})
-
-
-def _root(source: Any) -> Any:
-    while hasattr(source, "base"):
-        source = source.base
-    return source
-
-
-def take_module(gm: GraphModule, inputs: Sequence[Any], positions: Sequence[int]) -> None:
-    """Make Dynamo pass a module before all inputs, instead of those at some positions, which are its members.
-
-    Dynamo reads from the graph that it gave to the backend what to fetch in each call. It walks the path of each
-    parameter in Python, whose objects the network's weights have driven out of the caches since the last call."""
-    from torch._dynamo.variables.builder import GraphArg
-
-    source = _root(gm.graph.find_nodes(op="placeholder")[positions[0]]._dynamo_source)
-    _make_attributes(gm, inputs, positions)
-    with gm.graph.inserting_before(next(iter(gm.graph.nodes))):
-        node = gm.graph.placeholder("_polyconv_module")
-    node.meta["grapharg"] = GraphArg(source, None, pass_arg_as_tensor=False, fake_tensor=None, is_tensor=False)
-    gm.recompile()
+        result.graph.erase_node(node)
+    result.recompile()
+    return result
 
 
 def needs_channels_last(

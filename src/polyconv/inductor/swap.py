@@ -56,7 +56,11 @@ def swapped(
             continue
         if training or not call.has_packed_form:
             chosen.append((node, call, _choose(call, outcomes, training)))
-        elif call.has_few_phases and _choose(call, outcomes, training).name == PHASES:
+        elif (
+            call.has_few_phases
+            and node.args[1].op == "placeholder"  # a parameter, rearranged once
+            and _choose(call, outcomes, training).name == PHASES
+        ):
             node.target, node.args = _by_phases, (*node.args[:3], *call.rest)  # the pass chooses a kernel for it
     tuned = online.entries(outcomes.environment)
     outcomes.measured.update((key, entry) for key, entry in tuned.items() if key not in earlier)
