@@ -426,6 +426,18 @@ def test_few_phases_of_a_transposed_convolution_run_at_once(monkeypatch: pytest.
     agree(compiled, model, x)
 
 
+def test_a_computed_weight_is_not_rearranged_for_phases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That would be done in every call, and trials take it for done before."""
+    monkeypatch.setattr(swap, "_phase_trials", lambda call: pytest.fail("timed"))
+    w = torch.randn(16, 3, 4, 4)
+    compiled = torch.compile(
+        lambda x, s: torch.nn.functional.conv_transpose2d(x, w * s, None, 2, 1), backend="polyconv", options=QUICK
+    )
+    x, s = torch.randn(2, 16, 3, 4), torch.tensor(2.0)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x, s), torch.nn.functional.conv_transpose2d(x, w * s, None, 2, 1))
+
+
 @pytest.mark.parametrize("kernel", [(4, 2, 1, 0), (3, 2, 1, 1), (5, 2, 2, 1), (6, 2, 2, 0), (7, 3, 2, 0), (4, 4, 1, 2)])
 def test_convolutions_of_all_phases_agree(kernel: tuple[int, int, int, int]) -> None:
     """Kernel, stride, padding, output padding."""
