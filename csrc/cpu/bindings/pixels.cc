@@ -86,7 +86,8 @@ struct Layer {
     const int64_t room = static_cast<int64_t>(L2Bytes() / 4 / sizeof(float)) / (in_channels + out_channels);
     const int64_t pixels = images * size, units = (pixels + kUnit - 1) / kUnit;
     const int64_t most = std::clamp<int64_t>(room / kUnit, 2, 64);
-    const int64_t blocks = (units + most - 1) / most;  // not of threads: tiny blocks are scaled, and bits shall not differ
+    // Not more for more threads: blocks of tiny elements are scaled, and results must not depend on the threads.
+    const int64_t blocks = (units + most - 1) / most;
     TheRuntime().parallel_for(blocks, [&](int64_t begin, int64_t end) {
       static thread_local Scratch scratch;
       for (int64_t block = begin; block < end; block++) {
