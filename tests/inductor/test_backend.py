@@ -426,6 +426,23 @@ def test_few_phases_of_a_transposed_convolution_run_at_once(monkeypatch: pytest.
     agree(compiled, model, x)
 
 
+@pytest.mark.usefixtures("_ours")
+def test_a_slice_of_channels_is_a_residual() -> None:
+    """It is in channels_last, but not dense, as layers read residuals."""
+
+    class Sliced(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide, self.layer = nn.Conv2d(8, 12, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            part = self.wide(x)[:, 9:]
+            return self.layer(part) + part
+
+    model, x = Sliced().eval(), torch.randn(2, 8, 9, 7)
+    agree(torch.compile(model, backend="polyconv", options=QUICK), model, x)
+
+
 def test_a_computed_weight_is_not_rearranged_for_phases(monkeypatch: pytest.MonkeyPatch) -> None:
     """That would be done in every call, and trials take it for done before."""
     monkeypatch.setattr(swap, "_phase_trials", lambda call: pytest.fail("timed"))

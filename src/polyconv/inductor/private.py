@@ -149,16 +149,18 @@ def needs_channels_last(
     positions: Callable[[Sequence[Any]], Sequence[int]],
     overwritten: Callable[[Sequence[Any]], Sequence[int]],
 ) -> None:
-    """Make Inductor pass arguments of an operator, images or lists of them, in channels_last. ``positions`` tells from
-    the arguments which; ``overwritten``, which share memory with the output, so that Inductor must not reuse it."""
+    """Make Inductor pass arguments of an operator, dense images or lists of any, in channels_last. ``positions`` tells
+    from the arguments which; ``overwritten``, which share memory with the output: Inductor must not reuse it."""
     from torch._inductor import ir, lowering
     from torch._inductor.virtualized import V
 
     def ordered(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
-            return [ordered(each) for each in value]
-        is_image = value is not None and len(value.get_size()) == len(NHWC)
-        return ir.ExternKernel.require_stride_order(value, NHWC) if is_image else value
+            return [ir.ExternKernel.require_stride_order(each, NHWC) for each in value]
+        if value is None or len(value.get_size()) != len(NHWC):
+            return value
+        dense = ir.FlexibleLayout.stride_ordered(value.get_size(), NHWC)  # not a slice of channels
+        return ir.ExternKernel.require_exact_strides(value, dense)
 
     def constrain(node: Node, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         passed = list(args)
