@@ -292,8 +292,8 @@ def agree(found, right):
     for rounding, as that of a bias before batch normalisation, are compared with the others."""
     largest = max(float(value.abs().max()) for value in right.values())
     for what, value in right.items():
-        off = float((found[what].double() - value).abs().max()) / max(float(value.abs().max()), 0.02 * largest)
         assert found[what].shape == value.shape, f"{what} has the shape {[*found[what].shape]}, not {[*value.shape]}"
+        off = float((found[what].double() - value).abs().max()) / max(float(value.abs().max()), 0.02 * largest)
         assert off < 2e-3, f"{what} of a compiled network is wrong\nby {off} of the largest"
 
 
