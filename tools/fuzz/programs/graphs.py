@@ -7,6 +7,7 @@ from random import Random
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._inductor.exc import InductorError
 
 from polyconv import settings
 from polyconv.autotune.elimination import Elimination
@@ -287,62 +288,75 @@ def decided_by(chance):
     return run_trials
 
 
-def agree(found, right):
+def agree(found, right, plain):
     """Compare with float64, relative to the largest value: errors of several layers add up. Gradients that are zero but
-    for rounding, as that of a bias before batch normalisation, are compared with the others."""
+    for rounding, as that of a bias before batch normalisation, are compared with the others. Where float32 itself is
+    far off (``plain``: eager PyTorch), the network amplifies rounding, and may be off as far."""
     largest = max(float(value.abs().max()) for value in right.values())
     for what, value in right.items():
         assert found[what].shape == value.shape, f"{what} has the shape {[*found[what].shape]}, not {[*value.shape]}"
-        off = float((found[what].double() - value).abs().max()) / max(float(value.abs().max()), 0.02 * largest)
-        assert off < 2e-3, f"{what} of a compiled network is wrong\nby {off} of the largest"
+        scale = max(float(value.abs().max()), 0.02 * largest)
+        off, usual = (float((one[what].double() - value).abs().max()) / scale for one in (found, plain))
+        assert off < max(2e-3, 30 * usual), f"{what} of a compiled network is wrong\nby {off} of the largest"
 
 
 def compiled(seed, steps, channels, size, batches, training, last, dynamic, wrapper):
     """``batches``: of the calls. ``last``: channels_last. ``wrapper``: Inductor's in C++."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    torch._dynamo.reset()
     net = Network(seed, steps, channels, size, training).train(training)
     exact = copy.deepcopy(net).double()
     layout = torch.channels_last if last else torch.contiguous_format
     net = net.to(memory_format=layout)
-    trials = decided_by(Random(seed))
-    options = {"cpp_wrapper": wrapper} if not training else None
+    images = [torch.randn(batch, channels, *size).to(memory_format=layout) for batch in batches]
+    how = {"dynamic": dynamic, "options": {"cpp_wrapper": wrapper} if not training else None}
+    try:
+        _compare(net, exact, images, decided_by(Random(seed)), {"backend": "polyconv", **how})
+    except InductorError:
+        if _compiles(net, images, how):  # with Inductor alone
+            raise
+
+
+def _compare(net, exact, images, trials, how):
+    torch._dynamo.reset()
     before = choice.run_trials, swap.run_trials, swap.online.autotune
     choice.run_trials = swap.run_trials = trials
     swap.online.autotune = lambda step: None
     try:
         with warnings.catch_warnings(), settings.use(cache_dir=None):
             warnings.filterwarnings("error", ".*polyconv.*")
-            fast = torch.compile(net, backend="polyconv", dynamic=dynamic, options=options)
-            kept = []
-            for batch in batches:
-                x = torch.randn(batch, channels, *size).to(memory_format=layout)
-                kept.append((x, x.clone(), *(_step if training else _inference)(net, exact, fast, x)))
-            for x, copied, found, right in kept:  # later calls must not have written to earlier results
+            fast, kept = torch.compile(net, **how), []
+            for x in images:
+                kept.append((x, x.clone(), run(fast, x), run(exact, x.double()), run(net, x)))
+            for x, copied, *results in kept:  # later calls must not have written to earlier results
                 assert torch.equal(x, copied), "the input has changed"
-                agree(found, right)
+                agree(*results)
     finally:
         choice.run_trials, swap.run_trials, swap.online.autotune = before
 
 
-def _inference(net, exact, fast, x):
-    with torch.no_grad():
-        found, right = fast(x), exact(x.double())
-    return [{f"output {place}": y for place, y in enumerate(ys)} for ys in (found, right)]
+def _compiles(net, images, how):
+    torch._dynamo.reset()
+    fast = torch.compile(net, **how)
+    try:
+        for x in images:
+            run(fast, x)
+    except InductorError:
+        return False
+    return True
 
 
-def _step(net, exact, fast, x):
-    weights = [torch.randn(y.shape) for y in exact(x.double())]
-    shown = []
-    for model, given in ((fast, x), (exact, x.double())):
-        given = given.clone().requires_grad_()
-        net.zero_grad()
-        exact.zero_grad()
-        outputs = model(given)
-        torch.autograd.backward(outputs, [weight.to(y.dtype) for weight, y in zip(weights, outputs, strict=True)])
-        parameters = (net if model is fast else exact).named_parameters()
-        gradients = {f"the gradient of {name}": p.grad.clone() for name, p in parameters if p.grad is not None}
-        results = {f"output {place}": y.detach() for place, y in enumerate(outputs)}
-        shown.append({**results, **gradients, "the input's gradient": given.grad})
-    return shown
+def run(model, x):
+    """The outputs of a model by name, and in training its gradients."""
+    if not model.training:
+        with torch.no_grad():
+            return {f"output {place}": y for place, y in enumerate(model(x))}
+    x = x.clone().requires_grad_()
+    model.zero_grad()
+    outputs, chance = model(x), torch.Generator().manual_seed(0)
+    weights = [torch.randn(y.shape, generator=chance).to(y.dtype) for y in outputs]
+    torch.autograd.backward(outputs, weights)
+    parameters = getattr(model, "_orig_mod", model).named_parameters()
+    gradients = {f"the gradient of {name}": p.grad.clone() for name, p in parameters if p.grad is not None}
+    results = {f"output {place}": y.detach() for place, y in enumerate(outputs)}
+    return {**results, **gradients, "the input's gradient": x.grad}
