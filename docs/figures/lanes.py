@@ -29,12 +29,12 @@ def draw(canvas: Canvas) -> None:
         canvas,
         122,
         "channel lanes",
-        ["weight gradient"],
+        ["weight gradient,", "small maps, channels_last"],
         [f"c{lane}" for lane in range(LANES)],
         ["gold soft"] * LANES,
         [
-            "Pixels are packed so that channels are neighbours; products of transformed x and dy are summed",
-            "over tiles, 64 in registers at most, then chunks, then slices in double: the order is fixed.",
+            "Pixels are packed so that channels are neighbours. The weight gradient sums products over tiles,",
+            "64 in registers at most, then chunks, then slices in double: the order is fixed.",
         ],
     )
     _row(
@@ -46,7 +46,7 @@ def draw(canvas: Canvas) -> None:
         ["rule"] * LANES,
         [
             "NCHW: lanes are columns of one channel. channels_last: lanes are channels of one pixel.",
-            "Sums as the definition has them; nothing is transformed.",
+            "Direct sums; kernels of many taps by F(4,4) in segments, with channels in the lanes.",
         ],
     )
 
