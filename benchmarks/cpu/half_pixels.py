@@ -1,12 +1,14 @@
 """1x1 layers in half precision by polyconv's kernels, in times of float32: ``python benchmarks/cpu/half_pixels.py``.
 
-One thread; best processor time of alternating calls, with frozen weights. Columns, for the forward pass and the input
-gradient: polyconv's best kernel in float32 [us], the same again (A/A), bfloat16, float16. An instruction set
-(``avx512``, ``avx2``, ``sse4``) limits the kernels, none of which has instructions that multiply half precision.
+One thread; best processor time of calls in random order, with frozen weights. Columns, for the forward pass, the input
+gradient and the weight gradient: polyconv's best kernel in float32 [us], the same again (A/A), bfloat16, float16. An
+instruction set (``avx512``, ``avx2``, ``sse4``) limits the kernels, none of which has instructions that multiply half
+precision.
 """
 
 from __future__ import annotations
 
+import random
 import sys
 import time
 from collections.abc import Callable
@@ -30,7 +32,8 @@ SECONDS = 0.2
 
 
 def calls(kind: Pass, sizes: tuple[int, ...], dtype: torch.dtype, form: str) -> list[Callable[[], object]]:
-    """The pass by each of polyconv's direct kernels that takes it; in half precision by those of blocks of pixels."""
+    """The pass by each of polyconv's direct kernels that takes it; in half precision by those of blocks of pixels, or,
+    a weight gradient, by those that pack pixels."""
     images, channels, outputs, extent = sizes
     x, y = (torch.randn(images, c, extent, extent).to(dtype) for c in (channels, outputs))
     x, y = (t.contiguous(memory_format=FORMATS[form]) for t in (x, y))
@@ -39,11 +42,12 @@ def calls(kind: Pass, sizes: tuple[int, ...], dtype: torch.dtype, form: str) -> 
     layout = {"x_strides": x.stride(), "w_strides": w.stride(), "y_strides": y.stride()}
     problem = Problem.make(kind, x.shape, w.shape, dtype=str(dtype).removeprefix("torch."), **layout)
     found: list[Callable[[], object]] = []
-    for name in KERNELS if dtype == torch.float32 else KERNELS[:1]:
+    half = "direct in float32, channel lanes" if kind is Pass.WGRAD else KERNELS[0]
+    for name in KERNELS if dtype == torch.float32 else (half,):
         plan = plan_cpu(replace(problem, frozen=True), inference=kind is Pass.FPROP, prefer=Preference(name))
         if plan.choice == name:
             run = plan.prepared(TransformedWeights() if plan.keeps_weights else None)
-            found.append(partial(lambda run, tensors: run(dict(tensors)), run, {"x": x, "w": w, "y": y}))
+            found.append(partial(lambda run, tensors: run(dict(tensors)), run, {"x": x, "w": w, "dw": w, "y": y}))
     return found
 
 
@@ -57,9 +61,9 @@ def times(kind: Pass, sizes: tuple[int, ...], form: str) -> list[float]:
     ]
     best, end = [float("inf")] * len(every), time.perf_counter() + SECONDS
     while time.perf_counter() < end:
-        for place, call in enumerate(every):
+        for place in random.sample(range(len(every)), len(every)):  # each follows each: kernels share buffers
             began = time.thread_time()
-            call()
+            every[place]()
             best[place] = min(best[place], time.thread_time() - began)
     return [min(best[: len(wide)]), min(best[len(wide) : 2 * len(wide)]), *best[2 * len(wide) :]]
 
@@ -72,7 +76,7 @@ def main() -> None:
         for images, extent in IMAGES:
             for channels, outputs in LAYERS:
                 line = f"{form:14}{images} x {channels:3} to {outputs:3} at {extent}x{extent}"
-                for kind in (Pass.FPROP, Pass.DGRAD):
+                for kind in Pass:
                     first, *others = times(kind, (images, channels, outputs, extent), form)
                     line += f" | {kind} {1e6 * first:6.0f}" + "".join(f" {one / first:5.2f}" for one in others)
                 print(line, flush=True)

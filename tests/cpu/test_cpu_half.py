@@ -17,7 +17,7 @@ import polyconv
 from cpu_passes import BORDERED, EDGES, STRIDED, Layer, layers, load_native, poisoned, same_bits_for_any_threads
 from polyconv.activation import Activation
 from polyconv.cpu import native
-from polyconv.cpu.engines import aten, depthwise, pointwise, reference
+from polyconv.cpu.engines import aten, channel_lanes, depthwise, pointwise, reference
 from polyconv.cpu.planner import CpuPlan, engine_of, here, offered, plan_cpu
 from polyconv.cpu.weight_cache import TransformedWeights
 from polyconv.numerics import reference as exact
@@ -402,6 +402,75 @@ def test_blocks_of_images(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -
     assert plan_cpu(given)._images == 2
     for kind in Pass:
         check(layer, kind, dtype, "contiguous", "contiguous")
+
+
+@both
+@pytest.mark.parametrize("kind", [Pass.FPROP, Pass.DGRAD], ids=str)
+def test_the_kernels_pack_weights_of_any_strides(kind: Pass, dtype: torch.dtype, instruction_set: str) -> None:
+    """1x1 layers on channels_last tensors. A weight that is no dense matrix is copied before."""
+    dense = torch.randn(37, 50, 1, 1).to(dtype)
+    weights = [dense, dense.transpose(0, 1).contiguous().transpose(0, 1), dense.repeat(1, 2, 1, 1)[:, ::2]]
+    for w in (*weights, dense[:1].expand(37, 50, 1, 1), (1e-40 * dense)):
+        x, y = (torch.randn(2, c, 9, 7).to(dtype).contiguous(memory_format=torch.channels_last) for c in (50, 37))
+        given, result = (x, y) if kind is Pass.FPROP else (y, x)
+        strides = {"x_strides": x.stride(), "w_strides": w.stride(), "y_strides": y.stride()}
+        problem = Problem.make(kind, x.shape, w.shape, dtype=str(dtype).removeprefix("torch."), **strides)
+        matrix = w.double().flatten(1) if kind is Pass.FPROP else w.double().flatten(1).t()
+        expected = torch.einsum("kc,nchw->nkhw", matrix, given.double())
+        result.fill_(torch.nan)
+        plan_cpu(problem, prefer=Preference("direct, pointwise")).prepared(None)({"x": x, "w": w, "y": y})
+        close(result, expected)
+
+
+@both
+@pytest.mark.parametrize("scale", [1.0, 1e-39])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Layer((3, 37, 9, 11), 50, (1, 1)),
+        Layer((2, 20, 13, 12), 33, (3, 3), (1, 1, 2, 2), (2, 1), (1, 2)),
+        Layer((1, 1, 12, 9), 5, (2, 3), (1, 0, 0, 2)),
+        Layer((1, 4160, 2, 2), 4160, (1, 1)),  # the accumulators are split
+    ],
+    ids=str,
+)
+def test_the_weight_gradient_widens_what_it_packs(
+    layer: Layer, scale: float, dtype: torch.dtype, instruction_set: str
+) -> None:
+    """On channels_last tensors the same bits as on float32 copies, rounded once: also of tiny x or dy."""
+    for tiny in ("x", "y"):
+        tensors = {name: torch.randn(getattr(layer, name)) for name in ("x", "y")}
+        tensors[tiny] *= scale
+        tensors = {n: t.to(dtype).contiguous(memory_format=torch.channels_last) for n, t in tensors.items()}
+        tensors |= {"dw": poisoned(layer.w, dtype=dtype), "db": poisoned((layer.out_channels,), dtype=dtype)}
+        given = problem_of(layer, Pass.WGRAD, tensors)
+        assert channel_lanes.takes_half(given) or layer.x[1] == 1
+        plan = plan_cpu(given, prefer=Preference("direct in float32, channel lanes"))
+        assert plan.engine is channel_lanes
+        plan.prepared(None)(tensors)
+        wide = {name: tensor.float() for name, tensor in tensors.items()}
+        same = plan_cpu(problem_of(layer, Pass.WGRAD, wide), prefer=Preference("direct, channel lanes"))
+        same.prepared(None)(wide)
+        assert torch.equal(tensors["dw"], wide["dw"].to(dtype))
+        assert torch.equal(tensors["db"], wide["db"].to(dtype))
+
+
+@both
+def test_a_weight_is_kept_once_for_each_layout(dtype: torch.dtype) -> None:
+    x, w = torch.randn(2, 64, 40, 40).to(dtype), torch.randn(64, 64, 1, 1).to(dtype)
+    given = replace(Problem.make("fprop", x.shape, w.shape, dtype=str(dtype).removeprefix("torch.")), frozen=True)
+    weights = TransformedWeights()
+    found: list[list[Tensor]] = []
+    for _ in range(2):
+        for problem, layout in ((given, torch.contiguous_format), (given.channels_last(), torch.channels_last)):
+            a = x.contiguous(memory_format=layout)
+            y = torch.empty_like(a)
+            plan = plan_cpu(problem, inference=True, prefer=Preference("direct, pointwise"))
+            plan.prepared(weights)({"x": a, "w": w, "y": y})
+            close(y, F.conv2d(x.double(), w.double()))
+        found.append([kept.transformed for kept in weights._kept.values()])
+    assert len(found[0]) == 2
+    assert all(a is b for a, b in zip(*found, strict=True))
 
 
 def test_only_dense_depthwise_tensors_are_converted_by_the_kernels() -> None:

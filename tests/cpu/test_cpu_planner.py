@@ -13,6 +13,7 @@ from polyconv.cli import main
 from polyconv.cpu import native, planner
 from polyconv.cpu.device import CpuDevice, this_machine
 from polyconv.cpu.engines import aten, reference
+from polyconv.cpu.engines.in_torch import patches
 from polyconv.cpu.planner import offered, plan_cpu
 from polyconv.cpu.profiles import Profile, shipped
 from polyconv.measure.workloads import find
@@ -145,6 +146,18 @@ def test_a_weight_that_few_pixels_share_is_left_to_aten() -> None:
     for frozen in (False, True):
         problem = replace(Problem.make("fprop", (1, 512, 4, 4), (512, 512, 3, 3), padding=(1, 1, 1, 1)), frozen=frozen)
         assert plan_cpu(problem, device, inference=True).passthrough
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_forward_passes_of_several_patches_are_mostly_atens(threads: int) -> None:
+    """Both compute a matrix product. Gradients, and images that are one patch, are faster as one."""
+    profile = next(known.read() for known in shipped("avx512") if known.threads == threads)
+    device = CpuDevice("avx512", threads, profile=Profile("measured", profile.records))
+    for size, stays in ((14, True), (16, True), (224, False)):
+        layer = (8, 3, 224, 224), (768, 3, size, size)
+        given = Problem.make("fprop", *layer, stride=(size, size))
+        assert plan_cpu(given, device, inference=True).passthrough is stays
+    assert plan_cpu(given.another_pass(Pass.WGRAD), device).chosen.engine == patches.NAME
 
 
 def test_explain_names_the_engine() -> None:

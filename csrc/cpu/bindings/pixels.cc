@@ -130,6 +130,24 @@ int WidenRows(const View& matrix, float* target) {
   return Normalise(target, rows * columns);
 }
 
+// A dense weight in half precision as the kernels take it for pixels, times 2^exponent if it is tiny.
+const float* Pack(const Layer& layer, const View& weight, Scratch& scratch, int& exponent) {
+  const int64_t rows = layer.out_channels, columns = layer.in_channels;
+  Require(weight.size(0) == rows && weight.size(1) == columns, "the weight does not fit");
+  const auto has = [&](int dim, int64_t stride) { return weight.size(dim) == 1 || weight.stride(dim) == stride; };
+  const bool by_rows = has(1, 1) && has(0, columns);
+  Require(weight.numel() == rows * columns && (by_rows || (has(0, 1) && has(1, rows))), "a weight is 1x1 and dense");
+  Convolution conv = OneRow(columns, rows, 1);
+  const std::size_t size = layer.kernels.weights_size(conv), count = static_cast<std::size_t>(rows * columns);
+  float* packed = scratch.Get(size + count);
+  float* wide = packed + size;
+  Widen(TheSet(), ElementOf(weight), {1, count}, weight.data(), wide);
+  exponent = Normalise(wide, rows * columns);
+  conv.w = wide, conv.w_out = by_rows ? columns : 1, conv.w_in = by_rows ? 1 : rows, conv.w_row = conv.w_column = 1;
+  layer.kernels.transform_weights(conv, packed, TheRuntime());
+  return packed;
+}
+
 // Both tensors are planes. `weights`: [output channel][input channel].
 void RunPlanes(const Layer& layer, const Pixels& from, const Pixels& to, const float* weights, int exponent) {
   const PlanesKernels& planes = *FindPlanes(TheSet());
@@ -180,8 +198,9 @@ void RunPixels(const Layer& layer, const Pixels& from, const Pixels& to, int64_t
   });
 }
 
-// `weight`: packed by the pointwise kernels' transform_weights for one image of one pixel; or, if both tensors are
-// planes, [output channel][input channel] in float32 or half precision. Strides are those of x.
+// `weight`: packed by the pointwise kernels' transform_weights for one image of one pixel; [output][input channel][1][1] in
+// half precision, which is packed here; or, if both tensors are planes, [output channel][input channel] in float32 or half
+// precision. Strides are those of x.
 void PixelsOp(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, const Tensor& y,
               int64_t stride_h, int64_t stride_w, int64_t activation, double a, double b) {
   const View from_view(x), to_view(y);
@@ -211,10 +230,16 @@ void PixelsOp(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
     const Operand rows_of_w(given, copies);
     return RunPlanes(layer, from, to, rows_of_w.view.const_data_ptr<float>(), rows_of_w.exponent);
   }
+  const int64_t width = dense ? layer.size : columns;
+  if (weight.dim() == 4) {
+    int exponent;
+    const float* packed = Pack(layer, weight, copies, exponent);
+    return RunPixels(layer, from, to, width, packed, exponent);
+  }
   const Operand packed(weight, copies);
   const std::size_t size = layer.kernels.weights_size(OneRow(from.channels, to.channels, 1));
   Require(static_cast<std::size_t>(weight.numel()) == size, "the packed weights do not fit");
-  RunPixels(layer, from, to, dense ? layer.size : columns, packed.view.const_data_ptr<float>(), packed.exponent);
+  RunPixels(layer, from, to, width, packed.view.const_data_ptr<float>(), packed.exponent);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "bindings/converted.h"
 #include "bindings/denormals.h"
 #include "bindings/tensors.h"
 #include "channel_lanes/gradient.h"
@@ -34,20 +35,79 @@ void WriteZeroGradient(const WeightGradient& problem) {
   }
 }
 
+// An operand that kernels pack. They widen half precision; where that may be tiny, it is a scaled copy in float32.
+class Packed {
+ public:
+  Packed(const View& given, Scratch& scratch)
+      : operand_(given, scratch, IsHalf(given) ? 0 : 149), element_(ElementOf(given)), exponent_(operand_.exponent) {
+    if (element_ == Element::kFloat) return;
+    Require(given.dim() == 4 && Images::Takes(given) && (given.stride(1) == 1 || given.size(1) == 1),
+            "tensors in half precision are dense and channels_last");
+    if (given.numel() == 0 || !MayBeTiny(given)) return;
+    const Images images(given);
+    const int64_t channels = given.size(1), size = given.size(2) * given.size(3) * channels;
+    float* copy = scratch.Get(static_cast<std::size_t>(given.numel()));
+    for (int64_t i = 0; i < given.size(0); i++) images.CopyTo(copy + i * size, i, 0, channels);
+    exponent_ = Normalise(copy, given.numel());
+    strides_[0] = size, strides_[1] = 1, strides_[2] = given.size(3) * channels, strides_[3] = channels;
+    copy_.emplace(given, strides_, copy);
+    element_ = Element::kFloat;
+  }
+  Packed(const Packed&) = delete;
+  Packed& operator=(const Packed&) = delete;
+
+  const View& view() const { return copy_.has_value() ? *copy_ : operand_.view; }
+  const float* data() const { return static_cast<const float*>(view().data()); }
+  Element element() const { return element_; }
+  int exponent() const { return exponent_; }
+
+ private:
+  const Operand operand_;
+  Element element_;
+  int exponent_;
+  int64_t strides_[4];
+  std::optional<View> copy_;
+};
+
+// A result: float32, or a float32 copy of a dense tensor in half precision that is rounded to it.
+class Result {
+ public:
+  explicit Result(const View& tensor) : tensor_(tensor) {
+    if (IsHalf(tensor)) copy_.emplace(tensor);
+  }
+  float* data() { return copy_.has_value() ? copy_->data() : tensor_.mutable_data_ptr<float>(); }
+  void Finish(int exponent) {
+    if (!copy_.has_value()) return Rescale(tensor_, exponent);
+    Rescale(copy_->data(), static_cast<int64_t>(copy_->size()), exponent);
+    copy_->RoundTo(tensor_);
+  }
+
+ private:
+  const View tensor_;
+  std::optional<Elements> copy_;
+};
+
 void WeightGradientOp(const Tensor& x, const Tensor& dy, const Tensor& dw, const std::optional<Tensor>& db,
                       const std::vector<int64_t>& geometry_numbers, const std::vector<int64_t>& plan_numbers) {
   const Geometry geometry = ReadGeometry(geometry_numbers);
   const GradientKernels& kernels = ReadGradientPlan(plan_numbers, geometry);
   const FloatControl flush;
-  const Operands of(x, dy);
-  const Convolution first = DescribeForward(of.a.view, dw, of.b.view, geometry);
-  float* dw_data = dw.mutable_data_ptr<float>();
+  const Packed input(x, Operands::scratch[0]), gradient(dy, Operands::scratch[1]);
+  const bool is_half = input.element() != Element::kFloat || gradient.element() != Element::kFloat;
+  Require(!is_half || (geometry.groups == 1 && geometry.border == Border::kZeros),
+          "the weight gradient of half precision has one group and zeros as border");
   Require(!db.has_value() || db->is_contiguous(), "the bias gradient is dense");
-  float* db_data = db.has_value() ? db->mutable_data_ptr<float>() : nullptr;
+  Result weights(dw);
+  std::optional<Result> biases;
+  if (db.has_value()) biases.emplace(*db);
+  float *dw_data = weights.data(), *db_data = biases.has_value() ? biases->data() : nullptr;
+  RequireCountable(input.view(), dw, gradient.view(), geometry);
+  Convolution first{ShapeOf(input.view(), dw, gradient.view(), geometry)};
+  first.x = input.data(), first.w = dw_data, first.y = const_cast<float*>(gradient.data());
   const Runtime runtime = TheRuntime();
   for (int group = 0; group < geometry.groups; group++) {
     const Convolution conv = OfGroup(first, group, false);
-    WeightGradient problem{conv, dw_data + (conv.w - first.w), nullptr};
+    WeightGradient problem{conv, dw_data + (conv.w - dw_data), nullptr, input.element(), gradient.element()};
     if (db_data != nullptr) problem.db = db_data + group * conv.out_channels;
     if (dy.numel() == 0) {
       WriteZeroGradient(problem);
@@ -55,8 +115,8 @@ void WeightGradientOp(const Tensor& x, const Tensor& dy, const Tensor& dw, const
       kernels.run(problem, runtime);
     }
   }
-  Rescale(dw, -of.exponent());
-  if (db.has_value()) Rescale(*db, -of.b.exponent);
+  weights.Finish(-input.exponent() - gradient.exponent());
+  if (biases.has_value()) biases->Finish(-gradient.exponent());
 }
 
 // Block sizes of the sums in `weight_gradient`, for the error model. sizes: x (4), dw (4), rows and columns of dy.

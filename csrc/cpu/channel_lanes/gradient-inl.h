@@ -33,7 +33,7 @@ using DoubleTag = hn::ScalableTag<double>;
 using Doubles = hn::Vec<DoubleTag>;
 inline constexpr DoubleTag kDoubles{};
 inline constexpr int kDoubleLanes = hn::MaxLanes(DoubleTag());
-using HalfTag = hn::Rebind<float, DoubleTag>;
+using SumTag = hn::Rebind<float, DoubleTag>;
 
 // Accumulators of one channel with kDoubleLanes others, for all matrices.
 struct SumView {
@@ -41,7 +41,7 @@ struct SumView {
   std::size_t matrix_pitch;
 
   HWY_INLINE Doubles At(int matrix) const {
-    return hn::PromoteTo(kDoubles, hn::LoadU(HalfTag(), first + matrix * matrix_pitch));
+    return hn::PromoteTo(kDoubles, hn::LoadU(SumTag(), first + matrix * matrix_pitch));
   }
 };
 
@@ -360,7 +360,7 @@ class ChannelGradient {
         const int last = static_cast<int>(std::int64_t{chunks} * (slice + 1) / slices);
         double* slice_bias = bias.empty() ? nullptr : bias.data() + slice * channels;
         for (int chunk = first; chunk < last; chunk++) {
-          panels.Pack(chunk, packed, slice_bias);
+          panels.Pack(chunk, packed, slice_bias, problem_.x_element, problem_.dy_element);
           float* sums = accumulators + slice * all;
           for (int group = 0; group < Form::kGroups; group++) {
             form_.Expand(group, chunk, packed, operands, scratch + work_at);
@@ -415,7 +415,8 @@ class ChannelGradient {
       for (int i = static_cast<int>(begin); i < end; i++) {
         float* target = operands + i * ChunkOperands(form_);
         float* packed = expands ? scratch + packed_at : target;
-        panels.Pack(first + i, packed, bias == nullptr ? nullptr : bias + i * panels.dy_vectors() * kLanes);
+        panels.Pack(first + i, packed, bias == nullptr ? nullptr : bias + i * panels.dy_vectors() * kLanes,
+                    problem_.x_element, problem_.dy_element);
         for (int group = 0; group < Form::kGroups; group++) {
           form_.Expand(group, first + i, packed, target + group * form_.operands_size(), scratch + work_at);
         }
@@ -479,7 +480,7 @@ class ChannelGradient {
     if (slices == 1) return;
     const std::size_t all = AllSums(form_), step = all / Form::kGroups / form_.matrices();
     runtime.parallel_for(static_cast<std::int64_t>(all / step), [&](std::int64_t begin, std::int64_t end) {
-      const HalfTag half;
+      const SumTag half;
       for (std::size_t i = begin * step; i < end * step; i += kDoubleLanes) {
         Doubles total = hn::PromoteTo(kDoubles, hn::LoadU(half, accumulators + i));
         for (int slice = 1; slice < slices; slice++) {
@@ -531,7 +532,7 @@ class ChannelGradient {
     float* target = problem_.dw + row * row_pitch + first_lane * lane_pitch;
     form_.Finish(sums, [&](int r, int s, Doubles total) {
       HWY_ALIGN float rounded[kDoubleLanes];
-      const HalfTag half;
+      const SumTag half;
       float* tap = target + r * conv_.w_row + s * conv_.w_column;
       if (lane_pitch == 1 && lanes == kDoubleLanes) return hn::StoreU(hn::DemoteTo(half, total), half, tap);
       hn::Store(hn::DemoteTo(half, total), half, rounded);
@@ -569,11 +570,11 @@ void RunSplit(const WeightGradient& problem, const Runtime& runtime) {
   WeightGradient first = problem, second = problem;
   if (conv.out_channels == most) {
     first.conv.out_channels = half, second.conv.out_channels = most - half;
-    second.conv.y += half * conv.y_channel, second.dw += half * conv.w_out;
+    second.conv.y = Moved(conv.y, problem.dy_element, half * conv.y_channel), second.dw += half * conv.w_out;
     if (problem.db != nullptr) second.db += half;
   } else {
     first.conv.in_channels = half, second.conv.in_channels = most - half;
-    second.conv.x += half * conv.x_channel, second.dw += half * conv.w_in;
+    second.conv.x = Moved(conv.x, problem.x_element, half * conv.x_channel), second.dw += half * conv.w_in;
     second.db = nullptr;
   }
   RunSplit<Form>(first, runtime);

@@ -6,6 +6,7 @@
 
 #include "common/algorithms.h"
 #include "common/convolution.h"
+#include "common/elements.h"
 
 namespace polyconv {
 
@@ -15,6 +16,8 @@ struct WeightGradient {
   Convolution conv;  // the forward pass: `y` is dy and only read, the strides of `w` are those of dw
   float* dw;
   float* db;  // dense; may be null
+  // In half precision x and dy point to such elements, of contiguous channels, with zeros around the images.
+  Element x_element = Element::kFloat, dy_element = Element::kFloat;
 };
 
 struct GradientKernels {

@@ -11,15 +11,24 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "channel_lanes/grid.h"
 #include "common/border.h"
+#include "common/elements-inl.h"
 #include "common/epilogue-inl.h"
 #include "common/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
+
+// The address `count` elements behind another one. In half precision both are those of such elements.
+template <class Float>
+Float* Moved(Float* from, Element element, std::ptrdiff_t count) {
+  using Half = std::conditional_t<std::is_const_v<Float>, const std::uint16_t, std::uint16_t>;
+  return element == Element::kFloat ? from + count : reinterpret_cast<Float*>(reinterpret_cast<Half*>(from) + count);
+}
 
 // Images in memory. Strides are in elements.
 struct PixelSource {
@@ -83,19 +92,31 @@ class RowPacker {
 
   // Packs the columns [first, first + count) of a row; both may lie outside of the image. The target is aligned to a
   // vector, its vectors of channels are `vector_pitch` floats apart.
-  void Pack(int image, int row, int first, int count, float* target, std::size_t vector_pitch) const {
-    for (int v = 0; v < vectors_; v++, target += vector_pitch) PackVector(image, row, first, count, v, target, 0);
+  void Pack(int image, int row, int first, int count, float* target, std::size_t vector_pitch, Element element) const {
+    for (int v = 0; v < vectors_; v++, target += vector_pitch) {
+      PackVector(image, row, first, count, v, target, 0, element);
+    }
   }
 
   // The same for one vector of channels. `ahead`: distance of the pixels that are packed next, which are prefetched.
-  void PackVector(int image, int row, int first, int count, int vector, float* target, std::ptrdiff_t ahead) const {
+  // `element`: of the image, whose channels are contiguous and whose border is zeros if it is in half precision.
+  void PackVector(int image, int row, int first, int count, int vector, float* target, std::ptrdiff_t ahead,
+                  Element element = Element::kFloat) const {
     const int inside_row = SourceIndex(source_.border, row, source_.height);
     if (inside_row < 0) return Clear(target, 0, count);
     // [begin, end) is inside the image.
     const int begin = std::clamp(-first, 0, count), end = std::clamp(source_.width - first, begin, count);
-    const float* channels = source_.data + image * source_.batch + inside_row * source_.row +
-                            static_cast<std::ptrdiff_t>(vector) * kLanes * source_.channel;
+    const float* channels = Moved(source_.data, element,
+                                  image * source_.batch + inside_row * source_.row +
+                                      static_cast<std::ptrdiff_t>(vector) * kLanes * source_.channel);
     const int filled = std::min(kLanes, source_.channels - vector * kLanes);
+    if (element != Element::kFloat) {
+      Clear(target, 0, begin);
+      WithElement(element, [&](auto one) {
+        PackHalf(reinterpret_cast<const decltype(one)*>(channels), filled, first, begin, end, target);
+      });
+      return Clear(target, end, count);
+    }
     PackInside(channels, filled, first, begin, end, target, ahead);
     PackBorder(channels, filled, first, 0, begin, target);
     PackBorder(channels, filled, first, end, count, target);
@@ -104,6 +125,15 @@ class RowPacker {
  private:
   static void Clear(float* target, int begin, int end) {
     for (int i = begin; i < end; i++) StoreAligned(target + i * kLanes, hn::Zero(kFloats));
+  }
+
+  // Columns inside the image of contiguous channels.
+  template <class T>
+  void PackHalf(const T* channels, int filled, int first, int begin, int end, float* target) const {
+    const T* pixel = channels + (std::ptrdiff_t{first} + begin) * source_.column;
+    for (int i = begin; i < end; i++, pixel += source_.column) {
+      StoreAligned(target + i * kLanes, filled == kLanes ? LoadWide(pixel) : LoadSome(pixel, filled));
+    }
   }
 
   void PackInside(const float* channels, int filled, int first, int begin, int end, float* target,

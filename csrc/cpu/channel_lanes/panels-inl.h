@@ -39,26 +39,26 @@ class PackedPanels {
   std::size_t panel_size() const { return x_size_ + dy_row() * grid_.MostOutputRows(); }
   std::size_t chunk_size() const { return panel_size() * grid_.panels_per_chunk(); }
 
-  // Packs all panels of a chunk, and adds dy to `bias` unless it is null.
-  void Pack(int chunk, float* packed, double* bias) const {
+  // Packs all panels of a chunk, and adds dy to `bias` unless it is null. The images have these elements.
+  void Pack(int chunk, float* packed, double* bias, Element of_x, Element of_dy) const {
     const StageTimer timer(Stage::kGather);
     grid_.ForPanels(chunk, [&](const Panel& panel, int number) {
       float* x = packed + number * panel_size();
       float* dy = x + dy_offset();
-      PackInput(panel, x);
+      PackInput(panel, x, of_x);
       for (int i = 0; i < grid_.OutputRows(panel); i++) {
         dy_.Pack(panel.image, grid_.OutputRow(panel, i), grid_.FirstOutputColumn(panel), grid_.OutputColumns(),
-                 dy + i * dy_row(), dy_vector_);
+                 dy + i * dy_row(), dy_vector_, of_dy);
         if (bias != nullptr) AddRow(dy + i * dy_row(), bias);
       }
     });
   }
 
-  void PackInput(const Panel& panel, float* x) const {
+  void PackInput(const Panel& panel, float* x, Element element = Element::kFloat) const {
     for (int i = 0; i < grid_.InputRows(panel); i++) {
       if (!grid_.IsRead(i)) continue;
       x_.Pack(panel.image, grid_.InputRow(panel, i), grid_.FirstInputColumn(panel), grid_.InputColumns(),
-              x + i * x_row(), x_vector_);
+              x + i * x_row(), x_vector_, element);
     }
   }
 

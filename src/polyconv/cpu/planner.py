@@ -205,7 +205,8 @@ class CpuPlan:
         that misses its tolerance for it is replaced by another one."""
         if self._is_half and self.chosen.widened:
             if self._takes_half:
-                return depthwise.prepare(self.chosen, self.problem, None)
+                prepared: Run = engine_of(self.chosen).prepare(self.chosen, self.problem, None)
+                return prepared
             wide = CpuPlan(widened(self.problem), self.costs, self.chosen, None, own_kernels=True)
             keeps = self.keeps_weights and weights is not None  # the cache widens a weight itself, once
             untouched = ("w", "owner") if keeps else ("owner",)
@@ -221,7 +222,7 @@ class CpuPlan:
     @property
     def _takes_half(self) -> bool:
         """True if the kernels widen the tensors themselves."""
-        return self.engine is depthwise and not self.folded and depthwise.takes_half(self.problem)
+        return not self.folded and _converts(self.chosen, self.problem)
 
     @property
     def _images(self) -> int | None:
@@ -494,11 +495,16 @@ def _offered_in_half(
     converted = CONVERTED_CYCLES * sum(map(prod, (problem.x_shape, problem.w_shape, problem.y_shape)))
     calls = CONVERTED_CALL_CYCLES if aten.takes_tensors(problem) else 0.0
     for candidate in offer(widened(problem), device):
-        in_cache = candidate.engine == depthwise.NAME and depthwise.takes_half(problem)
         # Copies in the cache are those of an image, whose weights are transformed anew.
         again = CONVERTED_IN_CACHE * converted + problem.batch * candidate.weight_cycles
-        yield candidate.on_copies(again if in_cache else calls + converted)
+        yield candidate.on_copies(again if _converts(candidate, problem) else calls + converted)
     yield from aten.candidates(problem, device)
+
+
+def _converts(candidate: CpuCandidate, problem: Problem) -> bool:
+    """True if the kernels of a candidate widen half-precision tensors themselves."""
+    engine = engine_of(candidate)
+    return engine in (depthwise, channel_lanes) and bool(engine.takes_half(problem))
 
 
 def _reason(problem: Problem, found: Selection[CpuCandidate], costs: Costs) -> str:

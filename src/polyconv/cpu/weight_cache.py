@@ -40,7 +40,8 @@ class TransformedWeights:
         self.limit = limit
         self.size = 0
         self._kept: dict[tuple[object, ...], _Kept] = {}
-        """By address, shape and strides of the weight, so that a new view in each call finds its entry."""
+        """By address, shape and strides of the weight, so that a new view in each call finds its entry; and by whether
+        the input is channels_last, so that a layer that alternates layouts keeps one for each."""
 
     def of(
         self,
@@ -59,7 +60,7 @@ class TransformedWeights:
         dense = _dense(w)
         if dense is None or w.is_inference():  # an inference tensor has no version counter
             return None
-        key, storage = _key(w), w.untyped_storage()
+        key, storage = (*_key(w), x.stride()[1:2] == (1,)), w.untyped_storage()
         state = (w._version, *geometry, *plan, native.instruction_set())
         kept, promise = self._kept.get(key), mark_of(w if owner is None else owner) if frozen else None
         if (
@@ -91,8 +92,8 @@ class TransformedWeights:
 
     def holding(self, w: Tensor, transformed: Tensor) -> set[object] | None:
         """The predictions known to hold for a weight whose ``transformed`` is cached for later calls; else None."""
-        kept = self._kept.get(_key(w))
-        return kept.holding if kept is not None and kept.transformed is transformed else None
+        every = (self._kept.get((*_key(w), last)) for last in (False, True))
+        return next((kept.holding for kept in every if kept is not None and kept.transformed is transformed), None)
 
 
 _operator = lru_cache(maxsize=8)(native.operator)

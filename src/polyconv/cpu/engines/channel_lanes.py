@@ -12,7 +12,8 @@ from math import ceil, prod
 
 from ...backend import Run
 from ...numerics.prediction import Way, error_of, reduction_of
-from ...problem import Extents, Pass, Problem
+from ...problem import Extents, PaddingMode, Pass, Problem
+from ...tuning_key import layout
 from ...util.intmath import ceil_div
 from .. import native
 from ..device import CpuDevice
@@ -64,6 +65,19 @@ def prepare(
     geometry, algorithm = native.geometry_numbers(problem), [chosen.algorithm]
     gradient = native.operator("weight_gradient")
     return lambda t: gradient(t["x"], t["y"], t["dw"], t.get("db"), geometry, algorithm)
+
+
+def takes_half(problem: Problem) -> bool:
+    """True if the weight gradient packs half-precision tensors, which it widens then: of contiguous channels."""
+    images = (problem.x_shape, problem.x_strides), (problem.y_shape, problem.y_strides)
+    return (
+        problem.kind is Pass.WGRAD
+        and problem.rank == 2
+        and problem.groups == 1
+        and (not any(problem.padding) or problem.padding_mode is PaddingMode.ZEROS)
+        and all(layout(*tensor) == "nhwc" for tensor in images)
+        and layout(problem.w_shape, problem.w_strides) in ("nchw", "nhwc")
+    )
 
 
 def ways(chosen: CpuCandidate, problem: Problem) -> Iterator[Way]:

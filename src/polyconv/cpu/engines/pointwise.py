@@ -110,7 +110,8 @@ def _run_half(problem: Problem, weights: TransformedWeights | None, tensors: Mut
         transform = partial(_widened_rows if planes else _packed, w)
         packed = weights.of(x, w, y, *key, problem.frozen, tensors.get("owner"), transform)
     if packed is None:
-        packed = (_rows if planes else _packed)(w if forward else w.transpose(0, 1))
+        w = w.contiguous() if forward else w.contiguous().transpose(0, 1)
+        packed = w.flatten(1) if planes else w  # the kernels pack it, in memory of theirs
     bias, activation = None if bias is None else bias.float(), native.activation_numbers(problem.activation)
     native.operator("pixels")(x, packed, bias, y, *problem.stride, *activation)
 
@@ -120,12 +121,6 @@ def _has_planes(problem: Problem) -> bool:
     height, width = problem.out_size
     are_planes = {problem.x_strides[2:], problem.y_strides[2:]} == {(width, 1)}
     return are_planes and problem.stride == (1, 1) and height * width >= LEAST_PLANE
-
-
-def _rows(w: Tensor) -> Tensor:
-    """The weight as a matrix of which rows or columns are contiguous."""
-    matrix = w.flatten(1)
-    return matrix if 1 in matrix.stride() else matrix.contiguous()
 
 
 def _widened_rows(w: Tensor) -> Tensor:
