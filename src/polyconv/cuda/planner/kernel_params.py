@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import re
 import sys
+from collections.abc import Mapping
 from ctypes import c_int32, c_int64, c_uint32, c_uint64
 from dataclasses import replace
 from math import prod
@@ -19,7 +20,7 @@ from typing import Any
 from ...algebra.polyphase import Phase
 from ...problem import Extents, Strides
 from ...selection import PlanError
-from .plan import PointerSlot
+from .plan import Launch, PointerSlot
 
 MAX_PHASES = 8
 """Phases per axis in one launch (``kMaxPhases`` in common/common.cuh)."""
@@ -149,3 +150,13 @@ def slots_within(
     """Pointer slots of a struct that is the field ``name`` of another one."""
     start = getattr(struct, name).offset
     return tuple(replace(slot, offset=start + slot.offset) for slot in of_field)
+
+
+def with_fields(launch: Launch, fields: Mapping[str, int]) -> Launch:
+    """The launch with these parameters, among them those that a launch for a 2-D problem does not have."""
+    struct = launch.kernel.struct
+    assert struct is not None
+    p = struct.from_buffer_copy(launch.params.ljust(launch.kernel.params_bytes, b"\0"))
+    for field, value in fields.items():
+        setattr(p, field, value)
+    return replace(launch, params=bytes(p) + launch.params[ctypes.sizeof(p) :])

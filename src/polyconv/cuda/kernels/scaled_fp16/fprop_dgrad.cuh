@@ -24,21 +24,28 @@ __device__ __forceinline__ void finish_scaled(float (&sums)[kCount], const Scale
   finish(sums, p, to);
 }
 
+// Whether a pixel of a block is one of the tensor.
+template <class Tile>
+__device__ __forceinline__ bool exists(u32 pixel, const ScaledImplicitGemmParams&,
+                                       const ImplicitGemmBlock<Tile>& block) {
+  return pixel < block.pixels;
+}
+
 // Stores the tile: four channels at a time, four pixels, or one element. A warp has 16 pixels of its sums in shared
-// memory at a time, [channel][16 + 4], or [16][channels + 8] where channels are adjacent.
-template <class Tile, class Params>
+// memory at a time, [channel][16 + 4], or [16][channels + 8] where channels are adjacent. `exponent` is that of the sums.
+template <class Tile, class Block = ImplicitGemmBlock<Tile>, class Params>
 __device__ __forceinline__ void write_scaled(const Accumulators<typename Tile::Base>& c, const Params& p,
-                                             unsigned char* shared) {
+                                             unsigned char* shared, int exponent) {
   using Instruction = typename Tile::Instruction;
   constexpr int kWarpN = Tile::kUnitsN * kMatrix, kPitch = kWarpN + 8, kPixelPitch = kMatrix + 4;
   constexpr int kFloats = kWarpN * kPixelPitch > kMatrix * kPitch ? kWarpN * kPixelPitch : kMatrix * kPitch;
   static_assert(Tile::kThreads / 32 * kFloats * 4 <= Tile::kRingBytes, "the sums need more than the ring");
-  const ImplicitGemmBlock<Tile> block(p);
+  const Block block(p);
   const u32 thread = fresh_thread(), lane = thread % 32;
   const TilePlace<typename Tile::Base> place(thread);
   float* sums = reinterpret_cast<float*>(shared) + thread / 32 * kFloats;
   const float* all_bias = reinterpret_cast<const float*>(p.bias);
-  const Scale back(-(*p.source_exponent + *p.packed_exponent));
+  const Scale back(-exponent);
   const bool in_channels = p.written_vector == 2;
   // `written` counts elements of two bytes; its strides are those of float32 elements.
   const auto written = [&](u32 pixel) {
@@ -65,7 +72,7 @@ __device__ __forceinline__ void write_scaled(const Accumulators<typename Tile::B
       const float bias[4] = {bias_of(output), bias_of(output + 1), bias_of(output + 2), bias_of(output + 3)};
 #pragma unroll 1
       for (int row = lane / kQuads; row < kMatrix; row += 32 / kQuads) {
-        if (first_pixel + row >= block.pixels) break;
+        if (!exists(first_pixel + row, p, block)) continue;
         float* to = written(first_pixel + row) + output;
         const float4 four = load4(sums + row * kPitch + column);
         float values[4] = {four.x, four.y, four.z, four.w};
@@ -74,7 +81,7 @@ __device__ __forceinline__ void write_scaled(const Accumulators<typename Tile::B
       }
     } else if (p.written_vector == 1) {
       const u32 pixel = first_pixel + lane % 4 * 4;
-      if (pixel >= block.pixels) continue;
+      if (!exists(pixel, p, block)) continue;
       float* at = written(pixel);
 #pragma unroll 1
       for (int column = lane / 4; column < kWarpN && first_output + column < p.outputs; column += 8) {
@@ -87,7 +94,7 @@ __device__ __forceinline__ void write_scaled(const Accumulators<typename Tile::B
       }
     } else {
       const u32 pixel = first_pixel + lane % 16;
-      if (pixel >= block.pixels) continue;
+      if (!exists(pixel, p, block)) continue;
       float* at = written(pixel);
 #pragma unroll 1
       for (int column = lane / 16; column < kWarpN && first_output + column < p.outputs; column += 2) {
@@ -109,7 +116,7 @@ __device__ __forceinline__ void scaled_fp16_fprop_dgrad(const Params& p) {
 
   Accumulators<typename Tile::Base> c;
   accumulate_pipelined<Tile>(c, p, block, u32(__cvta_generic_to_shared(shared)));
-  write_scaled<Tile>(c, p, shared);
+  write_scaled<Tile>(c, p, shared, *p.source_exponent + *p.packed_exponent);
 }
 
 }  // namespace polyconv

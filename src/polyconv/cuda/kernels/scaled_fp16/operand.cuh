@@ -56,8 +56,12 @@ struct Scale {
   __device__ __forceinline__ float operator()(float value) const { return value * first * second; }
 };
 
-// Exponent of the scale that takes the largest magnitude to 2^14 or more, below 2^15. Called by all threads of a block
-// of kConvertThreads.
+// Exponent of the scale that takes the largest magnitude, as bits, to 2^14 or more, below 2^15.
+__device__ __forceinline__ int exponent_of(u32 largest) {
+  return 141 - int(largest >> 23);
+}
+
+// The same for parts of the largest magnitude. Called by all threads of a block of kConvertThreads.
 __device__ __forceinline__ int operand_exponent(const u32* largest, int magnitudes) {
   __shared__ u32 of_warps[kConvertThreads / 32];
   u32 found = 0;
@@ -68,7 +72,7 @@ __device__ __forceinline__ int operand_exponent(const u32* largest, int magnitud
   __syncthreads();
 #pragma unroll
   for (int warp = 0; warp < kConvertThreads / 32; warp++) found = max(found, of_warps[warp]);
-  return 141 - int(found >> 23);
+  return exponent_of(found);
 }
 
 // Two values as FP16, the first in the lower half.

@@ -8,7 +8,6 @@ added to those of its launch. An input gradient with strides is several of these
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -22,7 +21,7 @@ from ....selection import PlanError
 from ....util.intmath import round_up
 from ..candidate import DirectCandidate
 from ..cost import moved_bytes
-from ..kernel_params import MAX_PHASES, declared, half_structs
+from ..kernel_params import MAX_PHASES, declared, half_structs, with_fields
 from ..plan import KernelSpec, Launch, Schedule, Task
 from . import fprop_dgrad_nhwc, wgrad_nhwc
 from .fprop_dgrad import MANY_PHASES, MOST_PHASES, PhaseTables, roles
@@ -158,17 +157,7 @@ class VolumeCandidate(DirectCandidate):
         if launch.kernel != self.kernel:
             return launch
         task = self._of_volume(Task(launch.kernel, launch.grid, launch.work), problem)
-        return _with_fields(replace(launch, work=task.work), self.depth(problem))
-
-
-def _with_fields(launch: Launch, fields: Mapping[str, int]) -> Launch:
-    """The launch with these parameters, among them those that a launch for a 2-D problem does not have."""
-    struct = launch.kernel.struct
-    assert struct is not None
-    p = struct.from_buffer_copy(launch.params.ljust(launch.kernel.params_bytes, b"\0"))
-    for field, value in fields.items():
-        setattr(p, field, value)
-    return replace(launch, params=bytes(p) + launch.params[ctypes.sizeof(p) :])
+        return with_fields(replace(launch, work=task.work), self.depth(problem))
 
 
 # ---- Input gradients with strides
@@ -276,7 +265,7 @@ class StridedGradient(_Gemm):
 
         if any(read > filled for read, filled in ends.values()):
             last = (row + ends[pair][0] - self._ends(1, of_slice[pair])[0] for pair, row in first.items())
-            yield _with_fields(pack(last), {"outputs": 0})
+            yield with_fields(pack(last), {"outputs": 0})
         for tap in range(depth.taps if rows else 0):
             at = (depth.tap_first + tap * depth.tap_stride) * problem.w_strides[2]
             packing = pack(row + tap * of_slice[pair] for pair, row in first.items())
@@ -309,7 +298,7 @@ class StridedGradient(_Gemm):
             moved += products * r.channels * problem.groups * self._outputs_padded(r)
             moved += volumes * prod(problem.y_shape[1:]) * (products > 0)
             launch = replace(launch, work=replace(launch.work, dram_bytes=each * moved))
-            launch = _with_fields(launch, {**fields, "rows_of_slice": max(1, taps)})
+            launch = with_fields(launch, {**fields, "rows_of_slice": max(1, taps)})
             for volume in range(problem.batch if apart else 1):
                 to = volume * of_x[0] + depth.written_first * of_x[2]
                 yield _displaced(launch, x=each * to, y=each * volume * of_y[0])
