@@ -46,9 +46,9 @@ _VECTOR = 16
 """Elements of a vector of AVX-512."""
 MARGIN = 1.05
 """Required speed-up: neighbours that Inductor would fuse, or write in another layout, are not part of the trial."""
-COLD = 0.5e-3
-"""Time of a training layer's calls of polyconv's operators beyond that of trials [s]: between other layers their Python
-code is no longer in the caches."""
+COLD, COLD_OPERATORS = 0.03e-3, 0.5e-3
+"""Time of a training layer beyond that of trials [s], because its calls are no longer in the caches between other
+layers: of kernels in place of operators (:func:`call_kernels`), and of the operators' Python code."""
 
 _PASSES: dict[Any, Pass] = {fprop: Pass.FPROP, dgrad: Pass.DGRAD, wgrad: Pass.WGRAD}
 _SHARED = tile_lanes, channel_lanes, pointwise
@@ -79,7 +79,7 @@ def swapped(
     tuned = online.entries(outcomes.environment)
     outcomes.measured.update((key, entry) for key, entry in tuned.items() if key not in earlier)
     outcomes.save()
-    options = _one_layout([choice for _, _, choice in chosen]) if training else {}
+    options = _one_layout([(call, choice) for _, call, choice in chosen]) if training else {}
     for node, call, choice in chosen:
         if choice.name.startswith(POLYCONV):
             node.target = PUBLIC[call.op]
@@ -192,7 +192,7 @@ def _are_together(places: Mapping[Node, int], one: _Planned, other: _Planned) ->
     if one.problem.kind is other.problem.kind or one.layer != other.layer:
         return False
     results = [result for user in one.node.users for result in (user.users if user.target is getitem else (user,))]
-    return all(places[result] > places[other.node] for result in results)
+    return all(places.get(result, -1) > places[other.node] for result in results)
 
 
 def _replace_forward(graph: Graph, planned: _Planned) -> None:
@@ -290,11 +290,14 @@ def _convert_input(node: Node, layout: torch.memory_format) -> None:
     node.args = (converted, *rest)
 
 
-def _one_layout(choices: Sequence[Choice]) -> dict[str, Any]:
+def _one_layout(layers: Sequence[tuple[_Call, Choice]]) -> dict[str, Any]:
     """Name the faster operator of each convolution in the layout in which all together take less time. Returns settings
     of Inductor that keep the layout."""
-    timed = [choice for choice in choices if choice.seconds]
-    named = {last: [_faster(choice.seconds, last) for choice in timed] for last in (False, True)}
+    timed = [choice for _, choice in layers if choice.seconds]
+    named = {
+        last: [_faster(choice.seconds, last, call.cold) for call, choice in layers if choice.seconds]
+        for last in (False, True)
+    }
     total = {
         last: sum(choice.seconds[name] for choice, name in zip(timed, names, strict=True))
         for last, names in named.items()
@@ -305,10 +308,10 @@ def _one_layout(choices: Sequence[Choice]) -> dict[str, Any]:
     return in_layout_of_graph() if keeps else {}
 
 
-def _faster(seconds: Mapping[str, float], channels_last: bool) -> str:
+def _faster(seconds: Mapping[str, float], channels_last: bool, cold: float) -> str:
     """PyTorch's operator or polyconv's in a layout, or in the only one that was timed."""
     names = [name for name in seconds if name.endswith(LAST) == channels_last] or list(seconds)
-    best = {name: seconds[name] * MARGIN + COLD if name.startswith(POLYCONV) else seconds[name] for name in names}
+    best = {name: seconds[name] * MARGIN + cold if name.startswith(POLYCONV) else seconds[name] for name in names}
     return min(best, key=best.__getitem__)
 
 
@@ -326,6 +329,12 @@ class _Call:
     """True if the input has sizes that may change."""
     channels_last: bool = False
     """True if the input arrives in this layout. Only training graphs ask."""
+
+    @property
+    def cold(self) -> float:
+        """Time of polyconv's calls beyond that of trials [s]."""
+        calls_kernels = self.op.rank == 2 and not self.op.transposed and not self.is_dynamic
+        return COLD if calls_kernels else COLD_OPERATORS
 
     @property
     def has_packed_form(self) -> bool:
