@@ -26,7 +26,7 @@ from polyconv.autotune.tuning_file import Entry, load
 from polyconv.cpu import native
 from polyconv.cpu.plan import CpuCandidate
 from polyconv.dispatch.op import TRANSPOSED
-from polyconv.inductor import aoti, backend, choice, graph_pass, private, swap
+from polyconv.inductor import aoti, backend, choice, graph_pass, private, shuffles, swap
 from polyconv.inductor import layer as layers
 from polyconv.inductor.layer import LAYER, NORMALISATION, RESIDUAL, operator, overwrites_residual
 from polyconv.runtime import warn_once
@@ -466,7 +466,7 @@ def test_convolutions_of_all_phases_agree(kernel: tuple[int, int, int, int]) -> 
     )
     assert call.has_few_phases
     wanted = torch.conv_transpose2d(x, w, bias, stride, padding, extra)
-    torch.testing.assert_close(swap._by_phases(x, w, bias, stride, padding), wanted)
+    torch.testing.assert_close(shuffles.by_phases(x, w, bias, stride, padding), wanted)
 
 
 class Dense(nn.Module):

@@ -18,6 +18,7 @@ import polyconv
 from polyconv import settings
 from polyconv.autotune import preferences
 from polyconv.cpu import native
+from polyconv.dispatch.op import FORWARD
 from polyconv.inductor import private, swap
 from polyconv.runtime import warn_once
 from polyconv.selection import Preference
@@ -121,6 +122,9 @@ def test_every_engine(engine: str, channels_last: bool, wanted: str, monkeypatch
             if engine != "ATen":
                 assert ours.stride() == strides
             torch.testing.assert_close(ours.double(), theirs, atol=2e-3, rtol=2e-3)
+        for node in gm.graph.nodes:
+            if node.target is torch.ops.aten.convolution_backward.default:
+                assert node.args[-1] == flags
     if engine == "ATen":
         assert {"aten::convolution", "aten::convolution_backward"} <= ran
     elif engine in ("channel lanes", "depthwise"):
@@ -136,6 +140,26 @@ def test_gradients_of_a_layer_are_one_call(monkeypatch: pytest.MonkeyPatch) -> N
         "polyconv_cpu::planned_fprop",
         "polyconv_cpu::planned_gradients",
     ]
+
+
+@pytest.mark.parametrize("needs_grad", [(True, True, True), (False, True, False)])
+@pytest.mark.parametrize("engine", ["lanes", "ATen"])
+def test_what_is_timed_is_the_step(engine: str, needs_grad: tuple[bool, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    prefer(engine, monkeypatch)
+    x_shape, w_shape, (stride, padding, dilation, groups) = LAYERS["square"]
+    rest = tuple((each, each) for each in (stride, padding, dilation))
+    call = swap._Call(FORWARD[2], (x_shape, w_shape, w_shape[:1]), needs_grad, (*rest, groups))
+    assert call.calls_kernels
+    steps = dict(swap._steps(call))
+    assert len(steps) == 4
+    tensors = call.tensors(training=True, channels_last=False)
+    y = nn.functional.conv2d(*tensors, stride, padding)
+    leaves = [each for each in tensors if each.requires_grad]
+    wanted = torch.autograd.grad(y, leaves, torch.ones_like(y))
+    for step in steps.values():
+        result, gradients = step()
+        for ours, theirs in zip((result, *gradients), (y, *wanted), strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-3)
 
 
 class Block(nn.Module):
@@ -205,6 +229,7 @@ def test_after_a_change_of_settings_the_graph_runs_uncompiled(monkeypatch: pytes
 
 
 def test_candidates_that_are_timed_in_turn_stay_with_the_operator() -> None:
+    preferences.forget_outcomes()
     x_shape, w_shape, geometry = LAYERS["square"]
     gm = traced([torch.randn(shape) for shape in (x_shape, w_shape, w_shape[:1])], [True] * 3, geometry)
     with settings.use(benchmark=True):

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from .. import settings
+from ..arguments import Geometry, normalise, suggests_channels_last
 from ..autotune import online, preferences
 from ..autotune.tuning_file import Entry
 from ..backend import backend_for
@@ -37,6 +38,7 @@ from .choice import Choice, Outcomes, run_trials
 from .graph_pass import CompiledLayer
 from .layer import DEPTHWISE
 from .private import TRACED, copied, hint, in_layout_of_graph, needs_traced_strides
+from .shuffles import by_phases, weights_of_phases
 
 PYTORCH, POLYCONV, PHASES = "PyTorch's convolution", "polyconv's operator", "all phases at once"
 LAST = ", channels_last"
@@ -75,7 +77,7 @@ def swapped(
             and node.args[1].op == "placeholder"  # a parameter, rearranged once
             and _choose(call, outcomes, training).name == PHASES
         ):
-            node.target, node.args = _by_phases, (*node.args[:3], *call.rest)  # the pass chooses a kernel for it
+            node.target, node.args = by_phases, (*node.args[:3], *call.rest)  # the pass chooses a kernel for it
     tuned = online.entries(outcomes.environment)
     outcomes.measured.update((key, entry) for key, entry in tuned.items() if key not in earlier)
     outcomes.save()
@@ -229,8 +231,8 @@ def _replace_gradients(graph: Graph, *passes: _Planned) -> None:
                 else tensor
                 for tensor, shape, strides in ((x, p.x_shape, p.x_strides), (w, p.w_shape, p.w_strides))
             )
-            of_w = Pass.WGRAD not in ours
-            wanted = Pass.DGRAD not in ours, of_w, of_w and with_bias
+            of_x, of_w = (any(each.problem.kind is kind for each in theirs) for kind in (Pass.DGRAD, Pass.WGRAD))
+            wanted = of_x, of_w, of_w and with_bias
             call = _call(graph, torch.ops.aten.convolution_backward.default, grad, x, w, *backward_arguments(p, wanted))
             _replace_results(graph, call, theirs)
     for each in passes:
@@ -333,8 +335,13 @@ class _Call:
     @property
     def cold(self) -> float:
         """Time of polyconv's calls beyond that of trials [s]."""
-        calls_kernels = self.op.rank == 2 and not self.op.transposed and not self.is_dynamic
-        return COLD if calls_kernels else COLD_OPERATORS
+        return COLD if self.calls_kernels else COLD_OPERATORS
+
+    @property
+    def calls_kernels(self) -> bool:
+        """True if a training graph calls kernels, or ATen's convolution, in place of its operators."""
+        fixed = not self.is_dynamic and not any(isinstance(each, str) for each in self.rest)
+        return fixed and self.op.rank == 2 and not self.op.transposed and self.needs_grad[1]
 
     @property
     def has_packed_form(self) -> bool:
@@ -410,7 +417,8 @@ def _call_of(node: Node, training: bool) -> _Call | None:
 def _choose(call: _Call, outcomes: Outcomes, training: bool) -> Choice:
     if preferences.determinism_is_asked_for():
         return Choice(PYTORCH, None, {}, "PyTorch is in deterministic mode, so nothing is timed")
-    key = f"compiled {'training step' if training else 'inference'} {call.key}"
+    step = "training kernels" if call.calls_kernels else "training step"
+    key = f"compiled {step if training else 'inference'} {call.key}"
     entry, source = outcomes.find(key)
     if entry is None:
         if training:
@@ -446,7 +454,7 @@ def _phase_trials(call: _Call) -> Entry:
     x, w, bias = call.tensors(training=False, channels_last=True)
     assert w is not None
     stride, padding = (numbers[0] for numbers in call.rest[:2])
-    weights = _weights_of_phases(w, bias, stride, padding)
+    weights = weights_of_phases(w, bias, stride, padding)
 
     def phases(x: Tensor, *_: Any) -> Tensor:
         return torch.pixel_shuffle(torch.conv2d(x, *weights, padding=1), stride)
@@ -458,31 +466,10 @@ def _phase_trials(call: _Call) -> Entry:
     return Entry(PHASES if MARGIN * best[PHASES] < best[PYTORCH] else PYTORCH, best, best[PYTORCH])
 
 
-def _by_phases(
-    x: Tensor, w: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int], *_: Any
-) -> Tensor:
-    """A transposed convolution with few phases: a convolution whose channels are the pixels of all phases. Its kernel
-    has zeros, but the phases one by one would fill a small part of each vector."""
-    weights = _weights_of_phases(w, bias, stride[0], padding[0])
-    return torch.pixel_shuffle(torch.conv2d(x, *weights, padding=1), stride[0])
-
-
-def _weights_of_phases(w: Tensor, bias: Tensor | None, stride: int, padding: int) -> tuple[Tensor, Tensor | None]:
-    """Weights of 3x3 taps, and biases. Tap u of phase a is tap a + padding - stride (u - 1) of the other kernel."""
-    inputs, outputs, taps, _ = w.shape
-    before, after = stride - padding, 2 * stride + padding - taps
-    blocks = torch.nn.functional.pad(w, (before, after) * 2).reshape(inputs, outputs, 3, stride, 3, stride)
-    weights = blocks.flip(2, 4).permute(1, 3, 5, 0, 2, 4).reshape(-1, inputs, 3, 3)
-    return weights, None if bias is None else bias.repeat_interleave(stride**2)
-
-
 def _step_trials(call: _Call) -> Entry:
     """Times of both operators in each layout that the graph may have; none is dropped, because all convolutions of the
     graph decide on the layout (:func:`_one_layout`), and only then on the operator."""
     calls = dict(_steps(call))
-    for name, step in calls.items():
-        if name.startswith(POLYCONV):
-            online.autotune(step)
     best = run_trials(calls, ROUNDS, *calls).best
     theirs = min(seconds for name, seconds in best.items() if name.startswith(PYTORCH))
     return Entry(min(best, key=best.__getitem__), best, theirs)
@@ -493,9 +480,76 @@ def _steps(call: _Call) -> Iterator[tuple[str, Callable[[], object]]]:
     for channels_last in (False, True) if both else (call.channels_last,):
         tensors = call.tensors(training=True, channels_last=channels_last)
         suffix = LAST if channels_last else ""
+        ours = _timed(PUBLIC[call.op], tensors, call.rest, True)
+        online.autotune(ours)
+        if call.calls_kernels:
+            yield PYTORCH + suffix, _direct(call, tensors, ours=False, copies=both and channels_last)
+            yield POLYCONV + suffix, _direct(call, tensors, ours=True)
+            continue
         theirs = partial(_of_weight_in_layout, call.op.aten) if both and channels_last else call.op.aten
         yield PYTORCH + suffix, _timed(theirs, tensors, call.rest, True)
-        yield POLYCONV + suffix, _timed(PUBLIC[call.op], tensors, call.rest, True)
+        yield POLYCONV + suffix, ours
+
+
+def _direct(call: _Call, tensors: Sequence[Tensor | None], *, ours: bool, copies: bool = False) -> Callable[[], object]:
+    """A training step by the calls of a compiled graph, polyconv's or PyTorch's. Operators and autograd would take
+    longer than a small layer. ``copies``: Inductor copies the weight into the layout of the input."""
+    x, w, bias = (None if each is None else each.detach() for each in tensors)
+    assert x is not None
+    assert w is not None
+    leaves = [each.detach() for each in tensors if each is not None and each.requires_grad]
+    wanted = call.needs_grad[0], True, bias is not None and call.needs_grad[2]
+    numbers: list[Any] = [*call.rest, *(1, 0, 1, 1)[len(call.rest) :]]
+    stride, padding, dilation, groups = numbers
+    geometry = normalise(w.shape[2:], stride, padding, dilation, groups, "zeros", None, rank=2)
+    with torch.no_grad():
+        dy = torch.ones_like(call.op.aten(x, w, bias, *call.rest))
+    given = [each for each in (x, w, bias, dy) if each is not None]
+    run: Callable[..., Sequence[Tensor | None]]
+    if ours:
+        run = _training_graph(x, w, bias, dy, wanted, geometry).forward
+    else:
+        moves = geometry.stride, geometry.padding[::2], geometry.dilation, False, (0, 0), geometry.groups
+
+        def run(x: Tensor, w: Tensor, *_: Tensor) -> Sequence[Tensor | None]:
+            w = w.contiguous(memory_format=torch.channels_last) if copies else w
+            y = torch.ops.aten.convolution.default(x, w, bias, *moves)
+            return y, *torch.ops.aten.convolution_backward.default(dy, x, w, [w.shape[0]], *moves, list(wanted))
+
+    def step() -> object:
+        with torch.no_grad():
+            y, *gradients = run(*given)
+            return y, _accumulated(leaves, [each for each in gradients if each is not None])
+
+    return step
+
+
+def _training_graph(
+    x: Tensor, w: Tensor, bias: Tensor | None, dy: Tensor, wanted: Sequence[bool], geometry: Geometry
+) -> GraphModule:
+    """The forward pass and the gradients as a compiled graph calls them, of input, weight, bias and output gradient."""
+    graph, nodes = Graph(), []
+    for name, value in (("x", x), ("w", w), ("bias", bias), ("dy", dy)):
+        nodes.append(None if value is None else graph.placeholder(name))
+        if nodes[-1] is not None:
+            nodes[-1].meta["val"] = value
+    settled = list(geometry.stride), list(geometry.padding), list(geometry.dilation), geometry.groups, "zeros"
+    layouts = [(list(each.shape), suggests_channels_last(each.shape, each.stride())) for each in (x, w)]
+    y = graph.call_function(fprop, (*nodes[:3], *settled))
+    dx = graph.call_function(dgrad, (nodes[3], nodes[1], *layouts[0], *settled)) if wanted[0] else None
+    both = graph.call_function(wgrad, (nodes[3], nodes[0], *layouts[1], wanted[2], *settled))
+    dw, db = graph.call_function(getitem, (both, 0)), graph.call_function(getitem, (both, 1)) if wanted[2] else None
+    graph.output((y, dx, dw, db))
+    call_kernels(graph)
+    return GraphModule({}, graph)
+
+
+def _accumulated(leaves: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor]:
+    """Gradients in the layout of the leaves, as AccumulateGrad keeps them."""
+    return [
+        torch.empty_like(leaf).copy_(its) if its.stride() != leaf.stride() else its
+        for leaf, its in zip(leaves, gradients, strict=True)
+    ]
 
 
 def _of_weight_in_layout(function: Callable[..., Tensor], x: Tensor, w: Tensor, *rest: Any) -> Tensor:
@@ -536,9 +590,6 @@ def _timed(
             if not leaves:
                 return y
             gradients = torch.autograd.grad(y, leaves, torch.ones_like(y))
-            return [
-                torch.empty_like(leaf).copy_(its) if its.stride() != leaf.stride() else its
-                for leaf, its in zip(leaves, gradients, strict=True)
-            ]  # as AccumulateGrad
+            return _accumulated(leaves, gradients)
 
     return step
