@@ -1,5 +1,6 @@
 // polyconv_cpu::compiled_convolution: runs one layer of a compiled graph, or a chain of layers, epilogues included, on
-// packed weights, and allocates its output.
+// packed weights, and allocates its output. planned_fprop and planned_gradients: the passes of a layer in a compiled
+// training graph.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -10,11 +11,12 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "bindings/converted.h"
 #include "bindings/denormals.h"
-#include "bindings/forward.h"
+#include "bindings/passes.h"
 #include "bindings/tensors.h"
 #include "common/caches.h"
 #include "common/integers.h"
@@ -70,10 +72,11 @@ struct DeleteTensor {
 };
 using OwnedTensor = std::unique_ptr<AtenTensorOpaque, DeleteTensor>;
 
-// Uninitialised tensor in channels_last. A large one is on pooled memory.
-OwnedTensor EmptyChannelsLast(int64_t batch, int64_t channels, int64_t height, int64_t width) {
-  const int64_t sizes[] = {batch, channels, height, width};
-  const int64_t strides[] = {height * width * channels, 1, width * channels, channels};
+// Uninitialised dense tensor. A large one is on pooled memory.
+OwnedTensor EmptyImage(const int64_t (&sizes)[4], bool channels_last) {
+  const auto [batch, channels, height, width] = sizes;
+  const int64_t strides[] = {height * width * channels, channels_last ? 1 : height * width,
+                             channels_last ? width * channels : width, channels_last ? channels : 1};
   static const int32_t dtype = aoti_torch_dtype_float32(), device = aoti_torch_device_type_cpu();
   Handle made;
 #if TORCH_FEATURE_VERSION >= TORCH_VERSION_2_11_0
@@ -88,6 +91,10 @@ OwnedTensor EmptyChannelsLast(int64_t batch, int64_t channels, int64_t height, i
 #endif
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(4, sizes, strides, dtype, device, 0, &made));
   return OwnedTensor(made);
+}
+
+OwnedTensor EmptyChannelsLast(int64_t batch, int64_t channels, int64_t height, int64_t width) {
+  return EmptyImage({batch, channels, height, width}, true);
 }
 
 // The same tensor.
@@ -441,9 +448,73 @@ int64_t CompiledConvolutionAddressOp() {
   return reinterpret_cast<int64_t>(&CompiledConvolution);
 }
 
+// How a pass of a training graph is computed, and what it writes.
+struct PlannedPass {
+  int64_t engine, scheme;  // as of a layer
+  int64_t channels_last;
+  int64_t sizes[4];
+
+  explicit PlannedPass(const std::vector<int64_t>& numbers) {
+    Require(numbers.size() == sizeof(PlannedPass) / sizeof(int64_t), "a planned pass has 7 numbers");
+    std::memcpy(this, numbers.data(), sizeof(PlannedPass));
+    for (const int64_t size : sizes) Require(size > 0, "no size of a planned pass is zero");
+  }
+  Tensor Empty() const { return Tensor(EmptyImage(sizes, channels_last != 0).release()); }
+  std::vector<int64_t> Plan() const { return {engine, scheme, 0, 0, 0}; }
+};
+
+Tensor PlannedForwardOp(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias,
+                        const std::vector<int64_t>& geometry, const std::vector<int64_t>& numbers) {
+  const PlannedPass pass(numbers);
+  Tensor y = pass.Empty();
+  if (pass.engine == kDepthwise) {
+    DepthwiseForward(x, w, bias, y, ReadGeometry(geometry), {pass.scheme > 0}, {}, nullptr);
+  } else {
+    ConvolveForward(x, w, bias, y, ReadGeometry(geometry), pass.Plan(), std::nullopt, {});
+  }
+  return y;
+}
+
+// Gradients of input, weight and bias; empty tensors for those that have no numbers. `x` is read for the weight's, `w`
+// for the input's.
+std::tuple<Tensor, Tensor, Tensor> PlannedGradientsOp(const Tensor& dy, const std::optional<Tensor>& x,
+                                                      const std::optional<Tensor>& w,
+                                                      const std::vector<int64_t>& geometry,
+                                                      const std::vector<int64_t>& for_x,
+                                                      const std::vector<int64_t>& for_w, bool with_bias) {
+  Tensor dx = torch::stable::new_empty(dy, {0}), dw = dx, db = dx;
+  if (!for_x.empty()) {
+    const PlannedPass pass(for_x);
+    Require(w.has_value(), "an input gradient needs the weight");
+    dx = pass.Empty();
+    if (pass.engine == kDepthwise) {
+      DepthwiseInputGradientOp(dy, *w, dx, geometry, std::nullopt, pass.scheme > 0);
+    } else {
+      InputGradientOp(dy, *w, dx, geometry, pass.Plan());
+    }
+  }
+  if (!for_w.empty()) {
+    const PlannedPass pass(for_w);
+    Require(x.has_value(), "a weight gradient needs the input");
+    dw = pass.Empty();
+    if (with_bias) db = torch::stable::new_empty(dy, {pass.sizes[0]});
+    const std::optional<Tensor> for_bias = with_bias ? std::optional<Tensor>(db) : std::nullopt;
+    if (pass.engine == kDepthwise) {
+      DepthwiseWeightGradientOp(*x, dy, dw, for_bias, geometry);
+    } else {
+      WeightGradientOp(*x, dy, dw, for_bias, geometry, {pass.scheme});
+    }
+  }
+  return {dx, dw, db};
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(polyconv_cpu, m) {
+  m.def("planned_fprop(Tensor x, Tensor weight, Tensor? bias, int[] geometry, int[] plan) -> Tensor");
+  m.def(
+      "planned_gradients(Tensor grad, Tensor? x, Tensor? weight, int[] geometry, int[] for_x, int[] for_weight, "
+      "bool for_bias) -> (Tensor, Tensor, Tensor)");
   m.def(
       "compiled_convolution(Tensor[] inputs, Tensor weights, Tensor? bias, Tensor? residual, Tensor? normalisation, "
       "int[] layer, float activation_a=0., float activation_b=0.) -> Tensor");
@@ -452,6 +523,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(polyconv_cpu, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(polyconv_cpu, CPU, m) {
   m.impl("compiled_convolution", TORCH_BOX(&CompiledConvolutionOp));
+  m.impl("planned_fprop", TORCH_BOX(&PlannedForwardOp));
+  m.impl("planned_gradients", TORCH_BOX(&PlannedGradientsOp));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(polyconv_cpu, CompositeExplicitAutograd, m) {

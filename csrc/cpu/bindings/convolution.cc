@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "bindings/denormals.h"
-#include "bindings/forward.h"
+#include "bindings/passes.h"
 #include "bindings/tensors.h"
 #include "channel_lanes/forward.h"
 #include "common/caches.h"
@@ -139,19 +139,6 @@ void ConvolveOp(const Tensor& x, const Tensor& w, const std::optional<Tensor>& b
                   ReadEpilogue<float>(residual, activation, a, b, y));
 }
 
-void InputGradientOp(const Tensor& dy, const Tensor& w, const Tensor& dx, const std::vector<int64_t>& geometry_numbers,
-                     const std::vector<int64_t>& plan_numbers) {
-  const Geometry geometry = ReadGeometry(geometry_numbers);
-  const Plan plan = ReadPlan(plan_numbers);
-  AdviseHugePages(dx.mutable_data_ptr<float>(), static_cast<std::size_t>(dx.numel()) * sizeof(float));
-  const FloatControl flush;
-  const Operands of(dy, w);
-  for (const Convolution& phase : DescribeInputGradient(of.a.view, of.b.view, dx, geometry)) {
-    RunGroups(phase, geometry.groups, true, plan, nullptr);
-  }
-  Rescale(dx, -of.exponent());
-}
-
 // Longest sequential sum in `convolve` and `input_gradient`, for the error model: see SchemeKernels::longest_sum.
 int64_t LongestSumOp(int64_t terms, const std::vector<int64_t>& plan_numbers) {
   Require(terms > 0, "a sum has terms");
@@ -208,6 +195,19 @@ std::vector<int64_t> StageCyclesOp() {
 #endif
 
 }  // namespace
+
+void InputGradientOp(const Tensor& dy, const Tensor& w, const Tensor& dx, const std::vector<int64_t>& geometry_numbers,
+                     const std::vector<int64_t>& plan_numbers) {
+  const Geometry geometry = ReadGeometry(geometry_numbers);
+  const Plan plan = ReadPlan(plan_numbers);
+  AdviseHugePages(dx.mutable_data_ptr<float>(), static_cast<std::size_t>(dx.numel()) * sizeof(float));
+  const FloatControl flush;
+  const Operands of(dy, w);
+  for (const Convolution& phase : DescribeInputGradient(of.a.view, of.b.view, dx, geometry)) {
+    RunGroups(phase, geometry.groups, true, plan, nullptr);
+  }
+  Rescale(dx, -of.exponent());
+}
 
 void ConvolveForward(const View& x, const View& w, const std::optional<View>& bias, const View& y,
                      const Geometry& geometry, std::span<const int64_t> plan_numbers,

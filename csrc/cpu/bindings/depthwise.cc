@@ -10,7 +10,7 @@
 
 #include "bindings/converted.h"
 #include "bindings/denormals.h"
-#include "bindings/forward.h"
+#include "bindings/passes.h"
 #include "bindings/tensors.h"
 #include "common/memory.h"
 #include "depthwise/depthwise.h"
@@ -399,9 +399,38 @@ void VolumesOp(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bi
   RunDepthwise(TheSet(), c, TheRuntime());
 }
 
+// Longest sequential sum in `depthwise_wgrad`, for the error model. sizes: x (4), dw (4), rows and columns of dy.
+int64_t LongestSumOp(const std::vector<int64_t>& sizes, const std::vector<int64_t>& geometry_numbers) {
+  Require(sizes.size() == 10, "four sizes of x, four of dw, rows and columns of dy");
+  Require(*std::min_element(sizes.begin(), sizes.end()) > 0, "no size is zero");
+  const Geometry geometry = ReadGeometry(geometry_numbers);
+  const auto at = [&](int i) { return Narrow(sizes[i], "an extent of a tensor"); };
+  DepthwiseWeightGradient g{};
+  g.height = {at(2), at(8), geometry.stride_h, geometry.dilation_h};
+  g.width = {at(3), at(9), geometry.stride_w, geometry.dilation_w};
+  return LongestDepthwiseSum(TheSet(), g);
+}
+
+}  // namespace
+
+void DepthwiseForward(const View& x, const View& w, const std::optional<View>& bias, const View& y,
+                      const Geometry& geometry, const DepthwiseAlgorithm& algorithm, Epilogue<float> epilogue,
+                      const void* residual) {
+  RequireDepthwise(x, w, y, geometry);
+  if (y.numel() == 0) return;
+  const FloatControl flush;
+  if (IsHalf(x)) {
+    return CorrelateConverted(x, w, bias, y, geometry, &ForwardAxis, algorithm.by_segments, epilogue, residual);
+  }
+  epilogue.residual = static_cast<const float*>(residual);
+  if (algorithm.by_segments) return CorrelateSegments(x, w, bias, y, geometry, &ForwardAxis, algorithm, epilogue);
+  Correlate(x, w, bias, y, geometry, &ForwardAxis, epilogue);
+}
+
 // `bias`: of a transposed convolution.
-void InputGradientOp(const Tensor& dy, const Tensor& w, const Tensor& dx, const std::vector<int64_t>& geometry_numbers,
-                     const std::optional<Tensor>& bias, bool by_segments) {
+void DepthwiseInputGradientOp(const Tensor& dy, const Tensor& w, const Tensor& dx,
+                              const std::vector<int64_t>& geometry_numbers, const std::optional<Tensor>& bias,
+                              bool by_segments) {
   const Geometry geometry = ReadGeometry(geometry_numbers);
   RequireDepthwise(dx, w, dy, geometry);
   Require(geometry.border == Border::kZeros, "the depthwise input gradient knows only a border of zeros");
@@ -412,8 +441,8 @@ void InputGradientOp(const Tensor& dy, const Tensor& w, const Tensor& dx, const 
   Correlate(dy, w, bias, dx, geometry, &GradientAxis, {});
 }
 
-void WeightGradientOp(const Tensor& x, const Tensor& dy, const Tensor& dw, const std::optional<Tensor>& db,
-                      const std::vector<int64_t>& geometry_numbers) {
+void DepthwiseWeightGradientOp(const Tensor& x, const Tensor& dy, const Tensor& dw, const std::optional<Tensor>& db,
+                               const std::vector<int64_t>& geometry_numbers) {
   const Geometry geometry = ReadGeometry(geometry_numbers);
   RequireDepthwise(x, dw, dy, geometry);
   const FloatControl flush;
@@ -444,34 +473,6 @@ void WeightGradientOp(const Tensor& x, const Tensor& dy, const Tensor& dw, const
   if (db.has_value()) Rescale(*db, -of_dy);
 }
 
-// Longest sequential sum in `depthwise_wgrad`, for the error model. sizes: x (4), dw (4), rows and columns of dy.
-int64_t LongestSumOp(const std::vector<int64_t>& sizes, const std::vector<int64_t>& geometry_numbers) {
-  Require(sizes.size() == 10, "four sizes of x, four of dw, rows and columns of dy");
-  Require(*std::min_element(sizes.begin(), sizes.end()) > 0, "no size is zero");
-  const Geometry geometry = ReadGeometry(geometry_numbers);
-  const auto at = [&](int i) { return Narrow(sizes[i], "an extent of a tensor"); };
-  DepthwiseWeightGradient g{};
-  g.height = {at(2), at(8), geometry.stride_h, geometry.dilation_h};
-  g.width = {at(3), at(9), geometry.stride_w, geometry.dilation_w};
-  return LongestDepthwiseSum(TheSet(), g);
-}
-
-}  // namespace
-
-void DepthwiseForward(const View& x, const View& w, const std::optional<View>& bias, const View& y,
-                      const Geometry& geometry, const DepthwiseAlgorithm& algorithm, Epilogue<float> epilogue,
-                      const void* residual) {
-  RequireDepthwise(x, w, y, geometry);
-  if (y.numel() == 0) return;
-  const FloatControl flush;
-  if (IsHalf(x)) {
-    return CorrelateConverted(x, w, bias, y, geometry, &ForwardAxis, algorithm.by_segments, epilogue, residual);
-  }
-  epilogue.residual = static_cast<const float*>(residual);
-  if (algorithm.by_segments) return CorrelateSegments(x, w, bias, y, geometry, &ForwardAxis, algorithm, epilogue);
-  Correlate(x, w, bias, y, geometry, &ForwardAxis, epilogue);
-}
-
 STABLE_TORCH_LIBRARY_FRAGMENT(polyconv_cpu, m) {
   // geometry: stride_h, stride_w, top, left, dilation_h, dilation_w, groups, border
   m.def(
@@ -490,10 +491,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(polyconv_cpu, m) {
 STABLE_TORCH_LIBRARY_IMPL(polyconv_cpu, CompositeExplicitAutograd, m) {
   m.impl("depthwise_fprop", TORCH_BOX(&ForwardOp));
   m.impl("depthwise_transform", TORCH_BOX(&TransformOp));
-  m.impl("depthwise_dgrad", TORCH_BOX(&InputGradientOp));
+  m.impl("depthwise_dgrad", TORCH_BOX(&DepthwiseInputGradientOp));
   m.impl("depthwise_volumes", TORCH_BOX(&VolumesOp));
   m.impl("depthwise_longest_sum", TORCH_BOX(&LongestSumOp));
-  m.impl("depthwise_wgrad", TORCH_BOX(&WeightGradientOp));
+  m.impl("depthwise_wgrad", TORCH_BOX(&DepthwiseWeightGradientOp));
 }
 
 }  // namespace polyconv

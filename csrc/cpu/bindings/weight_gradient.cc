@@ -7,6 +7,7 @@
 
 #include "bindings/converted.h"
 #include "bindings/denormals.h"
+#include "bindings/passes.h"
 #include "bindings/tensors.h"
 #include "channel_lanes/gradient.h"
 
@@ -87,6 +88,25 @@ class Result {
   std::optional<Elements> copy_;
 };
 
+// Block sizes of the sums in `weight_gradient`, for the error model. sizes: x (4), dw (4), rows and columns of dy.
+std::vector<int64_t> WeightGradientBlocksOp(const std::vector<int64_t>& sizes,
+                                            const std::vector<int64_t>& geometry_numbers,
+                                            const std::vector<int64_t>& plan_numbers) {
+  Require(sizes.size() == 10, "four sizes of x, four of dw, rows and columns of dy");
+  const Geometry geometry = ReadGeometry(geometry_numbers);
+  const auto at = [&](int i) { return Narrow(sizes[i], "an extent of a tensor"); };
+  Convolution c{};
+  c.batch = at(0), c.in_channels = at(5), c.out_channels = at(4) / geometry.groups;
+  c.in_height = at(2), c.in_width = at(3), c.taps_h = at(6), c.taps_w = at(7);
+  c.out_height = at(8), c.out_width = at(9);
+  c.stride_h = geometry.stride_h, c.stride_w = geometry.stride_w;
+  c.dilation_h = geometry.dilation_h, c.dilation_w = geometry.dilation_w;
+  Require(*std::min_element(sizes.begin(), sizes.end()) > 0, "no size is zero");
+  return ReadGradientPlan(plan_numbers, geometry).blocks(c);
+}
+
+}  // namespace
+
 void WeightGradientOp(const Tensor& x, const Tensor& dy, const Tensor& dw, const std::optional<Tensor>& db,
                       const std::vector<int64_t>& geometry_numbers, const std::vector<int64_t>& plan_numbers) {
   const Geometry geometry = ReadGeometry(geometry_numbers);
@@ -118,25 +138,6 @@ void WeightGradientOp(const Tensor& x, const Tensor& dy, const Tensor& dw, const
   weights.Finish(-input.exponent() - gradient.exponent());
   if (biases.has_value()) biases->Finish(-gradient.exponent());
 }
-
-// Block sizes of the sums in `weight_gradient`, for the error model. sizes: x (4), dw (4), rows and columns of dy.
-std::vector<int64_t> WeightGradientBlocksOp(const std::vector<int64_t>& sizes,
-                                            const std::vector<int64_t>& geometry_numbers,
-                                            const std::vector<int64_t>& plan_numbers) {
-  Require(sizes.size() == 10, "four sizes of x, four of dw, rows and columns of dy");
-  const Geometry geometry = ReadGeometry(geometry_numbers);
-  const auto at = [&](int i) { return Narrow(sizes[i], "an extent of a tensor"); };
-  Convolution c{};
-  c.batch = at(0), c.in_channels = at(5), c.out_channels = at(4) / geometry.groups;
-  c.in_height = at(2), c.in_width = at(3), c.taps_h = at(6), c.taps_w = at(7);
-  c.out_height = at(8), c.out_width = at(9);
-  c.stride_h = geometry.stride_h, c.stride_w = geometry.stride_w;
-  c.dilation_h = geometry.dilation_h, c.dilation_w = geometry.dilation_w;
-  Require(*std::min_element(sizes.begin(), sizes.end()) > 0, "no size is zero");
-  return ReadGradientPlan(plan_numbers, geometry).blocks(c);
-}
-
-}  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(polyconv_cpu, m) {
   // geometry as for `convolve`; plan: algorithm

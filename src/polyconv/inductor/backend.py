@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from .. import settings as process
 from ..autotune.online import trim_memory
 from ..cpu import native as kernels
 from ..dispatch.override import MODULE, why_not_native
@@ -25,7 +26,7 @@ from ..runtime.warn_once import warn_once
 from . import private
 from .choice import Outcomes, outcomes_here
 from .graph_pass import CompiledLayer, LayerPass
-from .swap import swapped
+from .swap import POLYCONV, call_kernels, swapped
 
 MOST_TIMES = 3
 """Compilations of one graph for changed parameters, before it is compiled without constant parameters."""
@@ -45,7 +46,9 @@ def polyconv(
     outcomes, training = outcomes_here(), torch.is_grad_enabled()
     gm, layers, options = swapped(gm, outcomes, training=training)
     if training:
-        return _noted(private.compile_graph(gm, example_inputs, {**options, **settings}), layers)
+        if any(layer.choice.name.startswith(POLYCONV) for layer in layers):
+            options = {**options, **private.pass_options(call_kernels)}
+        return _training(gm, private.compile_graph(gm, example_inputs, {**options, **settings}), layers)
     return FrozenGraph(gm, example_inputs, settings, outcomes, layers)
 
 
@@ -155,13 +158,22 @@ def _versions(constants: list[Tensor]) -> list[int]:
 _VERSION = attrgetter("_version")
 
 
-def _noted(compiled: Callable[..., Any], layers: Sequence[CompiledLayer]) -> Callable[..., Any]:
-    """A compiled training graph that shows its layers to :func:`layers_that_run`."""
+def _training(gm: GraphModule, compiled: Callable[..., Any], layers: Sequence[CompiledLayer]) -> Callable[..., Any]:
+    """A compiled training graph that shows its layers to :func:`layers_that_run`. Its kernels were planned with the
+    settings of the time of compilation; under others the graph itself runs."""
+    planned_with = process.changes
 
     def call(*inputs: Any) -> Any:
         for listener in _listeners:
             listener.extend(layers)
-        return compiled(*inputs)
+        if process.changes == planned_with:
+            return compiled(*inputs)
+        warn_once(
+            'settings of polyconv have changed since a model was compiled for training with backend="polyconv": it now '
+            f"runs without being compiled (then {planned_with or 'the initial ones'}, now "
+            f"{process.changes or 'the initial ones'}). To compile it again, call torch.compiler.reset()"
+        )
+        return gm(*inputs)
 
     return call
 

@@ -36,7 +36,7 @@ _FEW_CHANNELS = 16
 _CLAMPED, OVERWRITES, _TRANSPOSED = 1, 2, 4
 """Flags: a joined input is clamped at zero; the output may replace the residual, which is read no more; the convolution
 is transposed."""
-_DEPTHWISE = -1
+DEPTHWISE = -1
 """Number of the depthwise engine in ``csrc/cpu/bindings/compiled.cc``."""
 
 
@@ -111,7 +111,7 @@ class Layer:
     def numbers(self, chosen: CpuCandidate) -> list[int]:
         """The layer as ``compiled_convolution`` takes it."""
         h, w = self.padding
-        engine = _DEPTHWISE if chosen.engine == depthwise.NAME else native.plan_numbers(chosen.engine, 0)[0]
+        engine = DEPTHWISE if chosen.engine == depthwise.NAME else native.plan_numbers(chosen.engine, 0)[0]
         activation, *_ = native.activation_numbers(self.epilogue.activation)
         border = native.facts()["borders"].index("zeros")
         more_h, more_w = self.output_padding or (0, 0)

@@ -17,6 +17,9 @@ from torch.fx import Graph, GraphModule, Node
 OLDEST = (2, 11)
 """First version of torch whose Inductor was tested with the pass."""
 
+TRACED = "eager_input_vals"
+"""Name of the metadata of a node that holds its arguments as they were traced, and its keyword arguments."""
+
 NHWC = [3, 0, 2, 1]
 """Stride order of channels_last in Inductor's notation."""
 
@@ -40,7 +43,7 @@ def missing() -> str | None:
             config.post_grad_custom_pre_pass,
         )
         _ = config.aot_inductor.custom_ops_to_c_shims
-        _ = ir.ExternKernel.require_stride_order, lowering.make_fallback
+        _ = ir.ExternKernel.require_stride_order, lowering.make_fallback, lowering.constrain_to_fake_tensors
     except (ImportError, AttributeError) as error:
         return f"the Inductor of torch {torch.__version__} differs: {error}"
     return None if torch.backends.mkldnn.is_available() else "this build of torch has no oneDNN"
@@ -79,6 +82,21 @@ def frozen_options(graph_pass: Callable[[Graph], None], c_shims: Mapping[Any, st
     graph after batch normalisation has been folded and weights have been packed for oneDNN. ``c_shims``: C++ functions
     ``aoti_torch_cpu_<operator>`` that generated code calls instead of operators."""
     from torch._inductor import config
+
+    return {
+        "freezing": True,
+        "cpp_wrapper": True,
+        **pass_options(graph_pass),
+        "aot_inductor.custom_ops_to_c_shims": {
+            **config.aot_inductor.custom_ops_to_c_shims,
+            **{operator: [text] for operator, text in c_shims.items()},
+        },
+    }
+
+
+def pass_options(graph_pass: Callable[[Graph], None]) -> dict[str, Any]:
+    """Settings with which ``graph_pass`` sees a graph; in training those of the forward and the backward pass."""
+    from torch._inductor import config
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
     set_by_user: Any = config.post_grad_custom_pre_pass
@@ -92,15 +110,7 @@ def frozen_options(graph_pass: Callable[[Graph], None], c_shims: Mapping[Any, st
         def uuid(self) -> None:
             """No caching of the graph: the outcome depends on measurements."""
 
-    return {
-        "freezing": True,
-        "cpp_wrapper": True,
-        "post_grad_custom_pre_pass": Pass(),
-        "aot_inductor.custom_ops_to_c_shims": {
-            **config.aot_inductor.custom_ops_to_c_shims,
-            **{operator: [text] for operator, text in c_shims.items()},
-        },
-    }
+    return {"post_grad_custom_pre_pass": Pass()}
 
 
 def static_inputs(inputs: Sequence[Any]) -> list[int]:
@@ -171,6 +181,18 @@ def needs_channels_last(
         return tuple(passed), kwargs
 
     # Without this Inductor would declare the operator itself, and pass the strides of the traced graph.
+    lowering.make_fallback(operator, layout_constraint=constrain, warn=False)
+
+
+def needs_traced_strides(operator: Any) -> None:
+    """Make Inductor pass tensors to an operator in the strides of :data:`TRACED`."""
+    from torch._inductor import lowering
+
+    def constrain(node: Node, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        passed: tuple[tuple[Any, ...], dict[str, Any]]
+        passed = lowering.constrain_to_fake_tensors(args, kwargs, *node.meta[TRACED])
+        return passed
+
     lowering.make_fallback(operator, layout_constraint=constrain, warn=False)
 
 

@@ -1,4 +1,5 @@
-"""Shuffles of channels_last images: pixel shuffles behind a convolution, channel shuffles behind a concatenation.
+"""Shuffles of channels_last images: pixel shuffles behind a convolution, channel shuffles behind a concatenation, and
+transposed convolutions that become a convolution and a pixel shuffle.
 
 PyTorch's order of the channels makes a pixel shuffle gather single floats. With another order of the layer's weights,
 the channels of a pixel of the result are side by side, and the shuffle copies whole vectors. A channel shuffle whose
@@ -8,6 +9,7 @@ Inductor writes the concatenation and then gathers from it with a division per e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,3 +125,21 @@ def _call(graph: Graph, target: Any, x: Node | list[Node], *rest: Any, **options
     with first.fake_mode:
         node.meta["val"] = target(values, *rest, **options)
     return node
+
+
+def by_phases(
+    x: Tensor, w: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int], *_: Any
+) -> Tensor:
+    """A transposed convolution with few phases: a convolution whose channels are the pixels of all phases. Its kernel
+    has zeros, but the phases one by one would fill a small part of each vector."""
+    weights = weights_of_phases(w, bias, stride[0], padding[0])
+    return torch.pixel_shuffle(torch.conv2d(x, *weights, padding=1), stride[0])
+
+
+def weights_of_phases(w: Tensor, bias: Tensor | None, stride: int, padding: int) -> tuple[Tensor, Tensor | None]:
+    """Weights of 3x3 taps, and biases. Tap u of phase a is tap a + padding - stride (u - 1) of the other kernel."""
+    inputs, outputs, taps, _ = w.shape
+    before, after = stride - padding, 2 * stride + padding - taps
+    blocks = torch.nn.functional.pad(w, (before, after) * 2).reshape(inputs, outputs, 3, stride, 3, stride)
+    weights = blocks.flip(2, 4).permute(1, 3, 5, 0, 2, 4).reshape(-1, inputs, 3, 3)
+    return weights, None if bias is None else bias.repeat_interleave(stride**2)

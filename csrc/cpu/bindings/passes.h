@@ -1,9 +1,10 @@
-// Forward passes on tensors, shared by the operators of single calls and of compiled graphs.
+// Passes on tensors, shared by the operators of single calls and of compiled graphs.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "bindings/tensors.h"
 
@@ -34,5 +35,15 @@ struct DepthwiseAlgorithm {
 void DepthwiseForward(const View& x, const View& w, const std::optional<View>& bias, const View& y,
                       const Geometry& geometry, const DepthwiseAlgorithm& algorithm, Epilogue<float> epilogue,
                       const void* residual);
+
+// The operators of gradients.
+void InputGradientOp(const Tensor& dy, const Tensor& w, const Tensor& dx, const std::vector<int64_t>& geometry,
+                     const std::vector<int64_t>& plan);
+void WeightGradientOp(const Tensor& x, const Tensor& dy, const Tensor& dw, const std::optional<Tensor>& db,
+                      const std::vector<int64_t>& geometry, const std::vector<int64_t>& plan);
+void DepthwiseInputGradientOp(const Tensor& dy, const Tensor& w, const Tensor& dx, const std::vector<int64_t>& geometry,
+                              const std::optional<Tensor>& bias, bool by_segments);
+void DepthwiseWeightGradientOp(const Tensor& x, const Tensor& dy, const Tensor& dw, const std::optional<Tensor>& db,
+                               const std::vector<int64_t>& geometry);
 
 }  // namespace polyconv
