@@ -753,12 +753,42 @@ def test_training(times: tuple[float, ...], runs: str, monkeypatch: pytest.Monke
     keeps = len(times) == 4 and not runs.endswith(swap.LAST)
     layout = private.in_layout_of_graph()
     assert [options.items() >= layout.items() for options in given] == [keeps]
-    if keeps:
-        assert y.is_contiguous()
+    assert y.is_contiguous()
     torch.testing.assert_close(x.grad.double(), z.grad, atol=1e-3, rtol=1e-3)
     for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
         assert ours.grad.stride() == ours.stride()
         torch.testing.assert_close(ours.grad.double(), theirs.grad, atol=1e-3, rtol=1e-3)
+
+
+def test_a_view_of_a_result_keeps_the_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps(monkeypatch, 3.0, 2.0, 3.0, 1.0)  # polyconv's operator in channels_last is the fastest
+    w, x = torch.randn(8, 4, 3, 3, requires_grad=True), torch.randn(2, 4, 12, 12)
+
+    def viewed(x: Tensor) -> Tensor:
+        return torch.conv2d(x, w, None, 1, 1).view(2, -1).cos()
+
+    y = torch.compile(viewed, backend="polyconv")(x)
+    y.sum().backward()
+    torch.testing.assert_close(y, viewed(x), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("default", [torch.float32, torch.float64])
+def test_training_under_autocast_and_another_default_dtype(
+    default: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps(monkeypatch, 3.0, 1.0, 3.0, 2.0)
+    model, x = Block(nn.ReLU()), torch.randn(2, 16, 8, 8)
+    torch.set_default_dtype(default)
+    try:
+        for enabled in (False, True):
+            torch._dynamo.reset()
+            with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+                y, right = torch.compile(model, backend="polyconv")(x), model(x)
+            assert y.dtype == right.dtype
+            y.float().square().sum().backward()
+            torch.testing.assert_close(y.float(), right.float(), atol=5e-2 if enabled else 1e-4, rtol=1e-2)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize("channels_last", [False, True])

@@ -20,6 +20,7 @@ from polyconv.autotune import preferences
 from polyconv.cpu import native
 from polyconv.dispatch.op import FORWARD
 from polyconv.inductor import private, swap
+from polyconv.inductor.training import kernel_calls
 from polyconv.runtime import warn_once
 from polyconv.selection import Preference
 
@@ -108,7 +109,7 @@ def test_every_engine(engine: str, channels_last: bool, wanted: str, monkeypatch
         flags = [name in wanted for name in ("input", "weight", "bias")]
         gm = traced([x, w, bias], flags, geometry)
         layout = [value.stride() for value in gm(x, w, bias)]
-        swap.call_kernels(gm.graph)
+        kernel_calls.call_kernels(gm.graph)
         gm.recompile()
         gm.graph.lint()
         assert OPERATORS.isdisjoint(operators(gm))
@@ -135,7 +136,7 @@ def test_gradients_of_a_layer_are_one_call(monkeypatch: pytest.MonkeyPatch) -> N
     prefer("channel lanes", monkeypatch)
     x_shape, w_shape, geometry = LAYERS["square"]
     gm = traced([torch.randn(shape) for shape in (x_shape, w_shape, w_shape[:1])], [True] * 3, geometry)
-    swap.call_kernels(gm.graph)
+    kernel_calls.call_kernels(gm.graph)
     assert [name for name in operators(gm) if "polyconv" in name] == [
         "polyconv_cpu::planned_fprop",
         "polyconv_cpu::planned_gradients",
@@ -233,5 +234,5 @@ def test_candidates_that_are_timed_in_turn_stay_with_the_operator() -> None:
     x_shape, w_shape, geometry = LAYERS["square"]
     gm = traced([torch.randn(shape) for shape in (x_shape, w_shape, w_shape[:1])], [True] * 3, geometry)
     with settings.use(benchmark=True):
-        swap.call_kernels(gm.graph)
+        kernel_calls.call_kernels(gm.graph)
     assert set(operators(gm)) >= OPERATORS

@@ -278,8 +278,10 @@ def test_refuses(problem: Problem, reason: str) -> None:
     for of, kind in WAYS:
         way = of.CANDIDATES[0]
         if of is halo and problem.batch > 32:
-            continue  # its limit is that of pixels
+            continue  # its limit is that of pixels, below
         assert reason in (way.refusal(replace(problem, kind=kind)) or "")
+    small = Problem.make(Pass.FPROP, (20_000_000, 8, 4, 4), (8, 8, 3, 3), padding=(1, 1, 1, 1))  # tiles of 16 pixels
+    assert halo.CANDIDATES[0].refusal(small) == "too many pixels for one launch"
     ragged = Problem.make(Pass.WGRAD, (1, 12, 9, 9), (16, 12, 3, 3))
     assert "multiples of 8" in (ways(Pass.WGRAD)[0].refusal(ragged) or "")
 

@@ -26,7 +26,8 @@ from ..runtime.warn_once import warn_once
 from . import private
 from .choice import Outcomes, outcomes_here
 from .graph_pass import CompiledLayer, LayerPass
-from .swap import POLYCONV, call_kernels, swapped
+from .swap import POLYCONV, swapped
+from .training.kernel_calls import call_kernels
 
 MOST_TIMES = 3
 """Compilations of one graph for changed parameters, before it is compiled without constant parameters."""
@@ -43,12 +44,13 @@ def polyconv(
     if reason is not None:
         warn_once(f'torch.compile(backend="polyconv") compiles a graph with Inductor alone: {reason}')
         return private.compile_graph(gm, example_inputs, settings)
-    outcomes, training = outcomes_here(), torch.is_grad_enabled()
+    outcomes, training, planned_with = outcomes_here(), torch.is_grad_enabled(), process.changes
     gm, layers, options = swapped(gm, outcomes, training=training)
     if training:
         if any(layer.choice.name.startswith(POLYCONV) for layer in layers):
-            options = {**options, **private.pass_options(call_kernels)}
-        return _training(gm, private.compile_graph(gm, example_inputs, {**options, **settings}), layers)
+            settings = {**settings, **private.pass_options(call_kernels, settings)}
+        compiled = private.compile_graph(gm, example_inputs, {**options, **settings})
+        return _training(gm, compiled, layers, planned_with)
     return FrozenGraph(gm, example_inputs, settings, outcomes, layers)
 
 
@@ -158,10 +160,11 @@ def _versions(constants: list[Tensor]) -> list[int]:
 _VERSION = attrgetter("_version")
 
 
-def _training(gm: GraphModule, compiled: Callable[..., Any], layers: Sequence[CompiledLayer]) -> Callable[..., Any]:
+def _training(
+    gm: GraphModule, compiled: Callable[..., Any], layers: Sequence[CompiledLayer], planned_with: str
+) -> Callable[..., Any]:
     """A compiled training graph that shows its layers to :func:`layers_that_run`. Its kernels were planned with the
     settings of the time of compilation; under others the graph itself runs."""
-    planned_with = process.changes
 
     def call(*inputs: Any) -> Any:
         for listener in _listeners:

@@ -94,12 +94,13 @@ def frozen_options(graph_pass: Callable[[Graph], None], c_shims: Mapping[Any, st
     }
 
 
-def pass_options(graph_pass: Callable[[Graph], None]) -> dict[str, Any]:
-    """Settings with which ``graph_pass`` sees a graph; in training those of the forward and the backward pass."""
+def pass_options(graph_pass: Callable[[Graph], None], given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Settings with which ``graph_pass`` sees a graph, after the user's passes; in training the graphs of the forward
+    and the backward pass. ``given``: settings for this graph alone."""
     from torch._inductor import config
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
-    set_by_user: Any = config.post_grad_custom_pre_pass
+    set_by_user: Any = (given or {}).get("post_grad_custom_pre_pass", config.post_grad_custom_pre_pass)
     earlier = set_by_user if isinstance(set_by_user, (list, tuple)) else [set_by_user] if set_by_user else []
 
     class Pass(CustomGraphPass):
@@ -182,6 +183,34 @@ def needs_channels_last(
 
     # Without this Inductor would declare the operator itself, and pass the strides of the traced graph.
     lowering.make_fallback(operator, layout_constraint=constrain, warn=False)
+
+
+def strides_as_traced(gm: GraphModule) -> bool:
+    """Give the outputs of a graph of Dynamo's, whose layouts have changed, the strides that Dynamo saw. Returns False
+    if the graph does not run in these layouts."""
+    from torch._subclasses import FakeTensor
+    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+    inputs: list[Any] = [node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")]
+    (output,) = gm.graph.find_nodes(op="output")
+    try:
+        mode = next(value.fake_mode for value in inputs if isinstance(value, FakeTensor))
+        with torch.no_grad():
+            found = FakeTensorProp(copied(gm), mode).propagate_dont_convert_inputs(*inputs)
+    except Exception:  # whatever an operator raises: a view is not possible
+        return False
+    results = list(output.args[0])
+    for place, (node, value) in enumerate(zip(results, found, strict=True)):
+        seen = node.meta.get("example_value") if isinstance(node, Node) else None
+        if isinstance(seen, torch.Tensor) and _strides(value) != _strides(seen) and seen.is_contiguous():
+            with gm.graph.inserting_before(output):
+                results[place] = gm.graph.call_method("contiguous", (node,))
+    output.args = (tuple(results),)
+    return True
+
+
+def _strides(tensor: torch.Tensor) -> list[int]:
+    return [hint(stride) for stride in tensor.stride()]
 
 
 def needs_traced_strides(operator: Any) -> None:

@@ -110,9 +110,13 @@ class HaloCandidate(ScaledCandidate):
             return f"cannot read a {r.border} border"
         if len(r.phases_h) * len(r.phases_w) != 1:
             return "not for input gradients with strides"
-        if problem.batch * prod(r.written_size) >= DIVIDEND_LIMIT:
+        if self._tiles(problem) * self.tile.m >= DIVIDEND_LIMIT:
             return "too many pixels for one launch"
         return w_of(problem, 1).refusal
+
+    def _tiles(self, problem: Problem) -> int:
+        r, one = roles(problem), rectangle(problem, self.tile.m)
+        return problem.batch * ceil_div(r.phases_h[0].count, one.height) * ceil_div(r.phases_w[0].count, one.width)
 
     def error(self, problem: Problem, sms: int, workspace: int) -> float:
         return scaled_error(problem, self.sums(problem, sms, workspace))
@@ -140,8 +144,7 @@ class HaloCandidate(ScaledCandidate):
     def _halo_task(self, problem: Problem) -> Task:
         r, tile = roles(problem), self.tile
         h, w, one = r.phases_h[0], r.phases_w[0], rectangle(problem, tile.m)
-        tiles = problem.batch * ceil_div(h.count, one.height) * ceil_div(w.count, one.width)
-        grid = (int32(tiles * ceil_div(r.outputs, tile.n), "the number of tiles"), problem.groups, 1)
+        grid = (int32(self._tiles(problem) * ceil_div(r.outputs, tile.n), "the number of tiles"), problem.groups, 1)
         blocks, parts = grid[0] * grid[1], ceil_div(r.channels, DEPTH)
         written = problem.batch * problem.groups * r.outputs * prod(r.written_size)
         packed = 2 * problem.groups * h.taps * w.taps * parts * DEPTH * round_up(r.outputs, tile.n)
