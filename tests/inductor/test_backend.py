@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -29,9 +29,11 @@ from polyconv.dispatch.op import TRANSPOSED
 from polyconv.inductor import aoti, backend, choice, graph_pass, private, shuffles, swap
 from polyconv.inductor import layer as layers
 from polyconv.inductor.layer import LAYER, NORMALISATION, RESIDUAL, operator, overwrites_residual
-from polyconv.runtime import warn_once
 
-pytestmark = pytest.mark.skipif(private.missing() is not None or not native.is_available(), reason="needs Inductor")
+pytestmark = [
+    pytest.mark.usefixtures("_fresh"),
+    pytest.mark.skipif(private.missing() is not None or not native.is_available(), reason="needs Inductor"),
+]
 
 QUICK = {"cpp_wrapper": False}
 """The Python wrapper, which compiles faster."""
@@ -52,15 +54,6 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.activation(self.norms[0](self.first(x)))
         return self.activation(self.norms[1](self.second(y)) + x)
-
-
-@pytest.fixture(autouse=True)
-def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(warn_once, "_said", {})
-    torch._dynamo.reset()
-    with settings.use(cache_dir=tmp_path, tuning_file=None):
-        yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,10 +19,12 @@ from polyconv.cpu import native
 from polyconv.dispatch.op import FORWARD
 from polyconv.inductor import private, swap
 from polyconv.inductor.training import kernel_calls
-from polyconv.runtime import warn_once
 from polyconv.selection import Preference
 
-pytestmark = pytest.mark.skipif(private.missing() is not None or not native.is_available(), reason="needs Inductor")
+pytestmark = [
+    pytest.mark.usefixtures("_fresh"),
+    pytest.mark.skipif(private.missing() is not None or not native.is_available(), reason="needs Inductor"),
+]
 
 Geometry = tuple[int, int, int, int]
 """Stride, padding, dilation and groups."""
@@ -39,15 +39,6 @@ LAYERS: dict[str, tuple[tuple[int, ...], tuple[int, ...], Geometry]] = {
 }
 ENGINES = ("tile lanes", "channel lanes", "pointwise", "depthwise", "in segments", "ATen")
 OPERATORS = {"polyconv::conv2d_fprop", "polyconv::conv2d_dgrad", "polyconv::conv2d_wgrad"}
-
-
-@pytest.fixture(autouse=True)
-def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(warn_once, "_said", {})
-    torch._dynamo.reset()
-    with settings.use(cache_dir=tmp_path, tuning_file=None):
-        yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture

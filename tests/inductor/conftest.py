@@ -1,0 +1,22 @@
+"""What tests of compiled graphs share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from polyconv import settings
+from polyconv.runtime import warn_once
+
+
+@pytest.fixture
+def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing was compiled, measured or said before."""
+    monkeypatch.setattr(warn_once, "_said", {})
+    torch._dynamo.reset()
+    with settings.use(cache_dir=tmp_path, tuning_file=None):
+        yield
+    torch._dynamo.reset()
