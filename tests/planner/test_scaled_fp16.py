@@ -26,7 +26,7 @@ from polyconv.cuda.planner.scaled_fp16 import fprop_dgrad, halo, wgrad
 from polyconv.measure.workloads import find
 from polyconv.numerics.prediction import torch_error, with_numeric_tolerance
 from polyconv.problem import TF32, TORCH_FLOAT32, TORCH_TOLERANCE, Pass, Problem
-from polyconv.tools.inspect.emulated_cost import count_plan
+from polyconv.tools.inspect.emulated_cost import Counted, count_plan
 from polyconv.util.gpu_arch import capability
 
 LAST = "channels_last"
@@ -313,16 +313,22 @@ def test_modelled_ahead_of_tf32(name: str, device: str, layout: str) -> None:
         assert problem.in_channels > 64 or plan.kernels[-1].stem == "scaled_fp16/halo"
 
 
+def counted(problem: Problem, layout: str) -> list[Counted]:
+    """The launches of a plan for an A100, as counted. The model of all agrees with the count within 15 %."""
+    plan = plan_cuda(problem.channels_last() if layout == LAST else problem, A100)
+    every = count_plan(gpu_emulator, plan, {kernel: cubin(kernel) for kernel in set(plan.kernels)}, A100)
+    counted_us = 1e3 * sum(one.bound_ms for one in every)
+    assert sum(bound_us(cold(launch), A100) for launch in plan.launches) == pytest.approx(counted_us, rel=0.15)
+    return every
+
+
 @pytest.mark.parametrize(
     ("kind", "layout"), sampled(product([Pass.FPROP, Pass.DGRAD], ("contiguous", LAST)), 1, "in place")
 )
 def test_counted_with_the_source_in_place(kind: Pass, layout: str) -> None:
     """On an A100: x and y are moved once, and L1 and tensor cores take no longer than 1.1 times that."""
     problem = replace(find("resnet50-2b")[0].problem(kind), tolerance=TORCH_TOLERANCE)
-    plan = plan_cuda(problem.channels_last() if layout == LAST else problem, A100)
-    every = count_plan(gpu_emulator, plan, {kernel: cubin(kernel) for kernel in set(plan.kernels)}, A100)
-    counted_us = 1e3 * sum(one.bound_ms for one in every)
-    assert sum(bound_us(cold(launch), A100) for launch in plan.launches) == pytest.approx(counted_us, rel=0.15)
+    every = counted(problem, layout)
     moved_us = 4 * (prod(problem.x_shape) + prod(problem.y_shape)) / (A100.dram_gbs * 1e3)
     assert 1e3 * every[-1].bound_ms <= 1.1 * moved_us
 
@@ -331,10 +337,7 @@ def test_counted_with_the_source_in_place(kind: Pass, layout: str) -> None:
 def test_counted_share_of_the_tensor_peak(kind: Pass, layout: str) -> None:
     """The GEMM reaches 60 % or more on an A100; the model of all launches agrees with the count within 15 %."""
     problem = replace(find("resnet50-4b")[0].problem(kind), tolerance=TORCH_TOLERANCE)
-    plan = plan_cuda(problem.channels_last() if layout == LAST else problem, A100)
-    every = count_plan(gpu_emulator, plan, {kernel: cubin(kernel) for kernel in set(plan.kernels)}, A100)
-    counted_us = 1e3 * sum(one.bound_ms for one in every)
-    assert sum(bound_us(cold(launch), A100) for launch in plan.launches) == pytest.approx(counted_us, rel=0.15)
+    every = counted(problem, layout)
     gemm_ms = max(one.bound_ms for one in every)
     peak_ms = prod(problem.y_shape) * prod(problem.w_shape[1:]) / A100.products_per_clock("float16")
     assert peak_ms / (A100.sms * A100.clock_mhz) / 1e3 >= 0.6 * gemm_ms
