@@ -842,7 +842,9 @@ torch.testing.assert_close(torch._inductor.aoti_load_package(sys.argv[1])(x), wa
 
 @pytest.mark.usefixtures("_ours")
 def test_a_package_of_aotinductor_runs_in_a_fresh_process(tmp_path: Path) -> None:
-    model, x = nn.Conv2d(16, 16, 3, padding=1).eval(), torch.randn(2, 16, 8, 8)
+    """Parameters of submodules have names with dots there."""
+    layers = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.ConvTranspose2d(16, 8, 2, 2))
+    model, x = nn.Sequential(layers).eval(), torch.randn(2, 16, 8, 8)
     with torch.no_grad():
         exported = torch.export.export(model, (x,))
         path = torch._inductor.aoti_compile_and_package(

@@ -33,7 +33,7 @@ from .layer import (
     operator,
     placed,
 )
-from .private import frozen_options, hint
+from .private import frozen_options, hint, value_of
 from .shuffles import interleave_channels, pixel_shuffle_of
 
 
@@ -279,7 +279,7 @@ _SUMS_OF_PRODUCTS = ("convolution", "linear", "mm", "attention")
 
 def _constants(gm: GraphModule, graph: Graph) -> Iterator[Tensor]:
     for node in graph.find_nodes(op="get_attr"):
-        value = getattr(gm, node.target, None)
+        value = value_of(gm, node)
         if isinstance(value, Tensor):
             yield value
 

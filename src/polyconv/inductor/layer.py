@@ -18,7 +18,7 @@ from ..cpu.plan import CpuCandidate
 from ..problem import Pass, Problem, channels_last_strides
 from ..settings import INSTRUCTION_SETS
 from .epilogues import Epilogue, epilogue_of
-from .private import hint, needs_channels_last
+from .private import hint, needs_channels_last, value_of
 from .prologues import Prologue, prologue_of
 
 NUMBERS = 21
@@ -195,7 +195,7 @@ def layer_of(gm: GraphModule, node: Node) -> Layer | None:
     constant = weight.op == "get_attr" and (bias is None or bias.op == "get_attr")
     if not constant or value.dim() != 4 or value.dtype != torch.float32 or value.device.type != "cpu":
         return None
-    packed = getattr(gm, weight.target)
+    packed = value_of(gm, weight)
     if packed.numel() * packed.element_size() > MOST_BYTES:
         return None
     dense = packed.to_dense() if packed.is_mkldnn else packed
@@ -214,7 +214,7 @@ def layer_of(gm: GraphModule, node: Node) -> Layer | None:
         x=x,
         packed=packed,
         bias=bias,
-        bias_value=None if bias is None else getattr(gm, bias.target).detach(),
+        bias_value=None if bias is None else value_of(gm, bias).detach(),
         w=dense.detach().reshape(hint(out.shape[1]), -1, *dense.shape[-2:]),
         x_shape=tuple(map(hint, value.shape)),
         padding=tuple(padding),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -223,6 +224,11 @@ def needs_traced_strides(operator: Any) -> None:
         return passed
 
     lowering.make_fallback(operator, layout_constraint=constrain, warn=False)
+
+
+def value_of(gm: GraphModule, node: Node) -> Any:
+    """The value of a ``get_attr`` node. In a graph to be packaged, parameters of submodules have names with dots."""
+    return attrgetter(str(node.target))(gm)
 
 
 def hint(size: Any) -> int:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from .private import hint
+from .private import hint, value_of
 
 aten = torch.ops.aten
 
@@ -65,7 +65,7 @@ def _affine(gm: GraphModule, node: Node, channels: int) -> tuple[Node, Any, Any]
     x, other = operands
     if not isinstance(other, Node) or other.op != "get_attr" or x.meta["val"].shape != node.meta["val"].shape:
         return None
-    value = getattr(gm, str(other.target))
+    value = value_of(gm, other)
     if tuple(value.shape)[-3:] != (channels, 1, 1) or value.numel() != channels:
         return None
     value = value.detach().double().flatten()
