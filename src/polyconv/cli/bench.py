@@ -53,8 +53,9 @@ how it is measured:
 
   networks with --peers: eager PyTorch in NCHW and in channels_last, the peers, polyconv.replace in both layouts and
   polyconv.optimize, each in a process of its own, asked in turn for one sample, so that no thread pool disturbs
-  another. compile is torch.compile, in inference with freezing; onnxruntime has all graph optimisations; openvino has
-  the latency hint and float32 precision. The latter two read one ONNX file per network and do not train. error is the
+  another. compile is torch.compile, in inference with freezing; aotinductor is a package of the exported network, with
+  freezing, and a second one with polyconv's kernels; onnxruntime has all graph optimisations; openvino has the latency
+  hint and float32 precision. The latter two read one ONNX file per network; these four do not train. error is the
   largest deviation from float64 relative to the rms of the output (in training, of all gradients), setup s the time
   from the module to the first result (export, compilation, autotuning), MB the peak resident size of the process, in
   which PyTorch is always loaded. A/A compares the even rounds of a contender with its odd ones. of the best peer is the

@@ -20,7 +20,7 @@ from polyconv.tools.bench.ab_compare import difference
 from polyconv.tools.bench.cases import Case, Cases, Layout, Mode, Peer
 from polyconv.tools.bench.model_zoo import Network, UNet
 from polyconv.tools.bench.peers import contenders, contest, report
-from polyconv.tools.bench.peers.contenders import BACKEND, EAGER, OPTIMIZE, REPLACE, Job, RefusedError
+from polyconv.tools.bench.peers.contenders import BACKEND, EAGER, OPTIMIZE, PACKAGE, REPLACE, Job, RefusedError
 from polyconv.tools.bench.peers.rows import Entry, PeerRow
 
 TOY = Network("toy", partial(UNet, 2, channels=3, width=4, levels=2, classes=2), (3, 16, 16))
@@ -106,7 +106,8 @@ def test_the_older_exporter_takes_what_the_newer_one_does_not(tmp_path: Path, mo
 
 
 def test_what_cannot_run_is_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert contenders.refusal(job(Peer.OPENVINO, tmp_path, TRAINING)) == "inference only"
+    for contender in (*contenders.EXPORTED, Peer.AOTINDUCTOR, PACKAGE):
+        assert contenders.refusal(job(contender, tmp_path, TRAINING)) == "inference only"
     monkeypatch.setattr(contenders, "_version", lambda package: None)
     assert contenders.refusal(job(Peer.OPENVINO, tmp_path)) == "not installed: pip install 'polyconv[peers]'"
     assert contenders.refusal(job(Peer.COMPILE, tmp_path)) == ""
@@ -114,12 +115,17 @@ def test_what_cannot_run_is_said_in_words(tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setenv(name, value)
     assert contenders.refusal(job(Peer.ONNXRUNTIME, tmp_path)).startswith("not limited: ONNX Runtime has no setting")
     suite = suites.of_peers(Cases(batches=(1,)), ["srcnn"], list(Peer))
-    assert suite.name == "networks beside compile, onnxruntime (not installed), openvino (not installed)"
+    assert suite.name == "networks beside compile, aotinductor, onnxruntime (not installed), openvino (not installed)"
     assert [one.key for one in suite.contests] == [f"srcnn, {mode}, batch 1, 1 threads" for mode in Mode]
 
 
 def test_signals_have_one_layout() -> None:
     assert contenders.names([Peer.COMPILE], 1) == [EAGER, "compile", REPLACE, OPTIMIZE, BACKEND]
+
+
+def test_packages_are_compared_with_packages() -> None:
+    ours = [REPLACE, OPTIMIZE, BACKEND, PACKAGE]
+    assert contenders.names([Peer.AOTINDUCTOR], 1) == [EAGER, "aotinductor", *ours]
 
 
 # ---- processes
@@ -154,9 +160,10 @@ def test_a_process_that_ends_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_torch_compile_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize("contender", [Peer.COMPILE, PACKAGE])
+def test_torch_compiles(contender: str, tmp_path: Path) -> None:
     contest.write_reference(job(EAGER, tmp_path))
-    found = contest.Contender(job(Peer.COMPILE, tmp_path), 0)
+    found = contest.Contender(job(contender, tmp_path), 0)
     try:
         found.start(0.0, "")
         found.sample()

@@ -27,6 +27,7 @@ class Peer(Word):
     """Graph compilers that whole networks are measured against."""
 
     COMPILE = "compile"
+    AOTINDUCTOR = "aotinductor"
     ONNXRUNTIME = "onnxruntime"
     OPENVINO = "openvino"
 

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ....inductor import aoti
 from ....measure import environment
 from ....model import replace as replacement
 from ...optimize import optimize
@@ -30,8 +32,8 @@ from ..model_zoo import Network
 
 EAGER, EAGER_CHANNELS_LAST = "eager", "eager channels_last"
 REPLACE, REPLACE_CHANNELS_LAST, OPTIMIZE = "polyconv.replace", "replace channels_last", "polyconv.optimize"
-BACKEND = "compile, backend polyconv"
-OURS = (REPLACE, REPLACE_CHANNELS_LAST, OPTIMIZE, BACKEND)
+BACKEND, PACKAGE = "compile, backend polyconv", "aotinductor, polyconv"
+OURS = (REPLACE, REPLACE_CHANNELS_LAST, OPTIMIZE, BACKEND, PACKAGE)
 EXPORTED = (Peer.ONNXRUNTIME, Peer.OPENVINO)
 """Peers that read the exported network."""
 NETWORK, INPUT, ONNX = "network.pickle", "input.pt", "network.onnx"
@@ -71,13 +73,15 @@ class Ready:
 
 def names(peers: Sequence[Peer], axes: int) -> list[str]:
     """Contenders for a network with so many spatial axes, in the order of the tables. Signals have one layout."""
-    found = [EAGER, EAGER_CHANNELS_LAST, *map(str, peers), *OURS]
-    return [name for name in found if axes > 1 or name not in (EAGER_CHANNELS_LAST, REPLACE_CHANNELS_LAST)]
+    without = set() if axes > 1 else {EAGER_CHANNELS_LAST, REPLACE_CHANNELS_LAST}
+    if Peer.AOTINDUCTOR not in peers:
+        without.add(PACKAGE)
+    return [name for name in (EAGER, EAGER_CHANNELS_LAST, *map(str, peers), *OURS) if name not in without]
 
 
 def versions(peers: Sequence[Peer]) -> str:
-    """Peers and their versions, in words. The version of ``torch.compile`` is PyTorch's."""
-    found = [str(peer) if peer is Peer.COMPILE else f"{peer} {_version(peer) or '(not installed)'}" for peer in peers]
+    """Peers and their versions, in words. Those of PyTorch have its version."""
+    found = [f"{peer} {_version(peer) or '(not installed)'}" if peer in EXPORTED else str(peer) for peer in peers]
     return ", ".join(found)
 
 
@@ -90,10 +94,10 @@ def _version(package: str) -> str | None:
 
 def refusal(job: Job) -> str:
     """Why a contender cannot run at all, or nothing."""
+    if job.case.mode is Mode.TRAINING and job.contender in (*EXPORTED, Peer.AOTINDUCTOR, PACKAGE):
+        return "inference only"
     if job.contender not in EXPORTED:
         return ""
-    if job.case.mode is Mode.TRAINING:
-        return "inference only"
     if job.contender == Peer.ONNXRUNTIME and environment.is_limited():
         return "not limited: ONNX Runtime has no setting for the instruction set"
     return "" if _version(job.contender) else "not installed: pip install 'polyconv[peers]'"
@@ -144,6 +148,19 @@ def _compiled_by(backend: str, module: nn.Module, x: Tensor, case: Case) -> Read
     compiled = torch.compile(module, backend=backend, options=options)
     # Not inference mode, for which freezing is not documented.
     return _called(module, x, case.mode, compiled, torch.no_grad)
+
+
+def _packaged(module: nn.Module, x: Tensor, case: Case, options: Callable[[], Mapping[str, Any]]) -> Ready:
+    """A package of AOTInductor, as a program that serves the network loads it."""
+    module, x = prepared(module, x, case)
+    inductor: Any = import_module("torch._inductor")
+    with torch.no_grad(), TemporaryDirectory() as folder:
+        exported = torch.export.export(module, (x,))
+        path = inductor.aoti_compile_and_package(
+            exported, package_path=f"{folder}/network.pt2", inductor_configs=dict(options())
+        )
+        package = inductor.aoti_load_package(path)
+    return _called(module, x, case.mode, package, torch.no_grad)
 
 
 def _called(
@@ -227,5 +244,7 @@ _BUILDERS: dict[str, Callable[[Any, Tensor, Case], Ready]] = {
     REPLACE: partial(eager, change=_replaced),
     REPLACE_CHANNELS_LAST: partial(eager, layout=Layout.CHANNELS_LAST, change=_replaced),
     OPTIMIZE: partial(eager, change=_optimized),
+    Peer.AOTINDUCTOR: partial(_packaged, options=lambda: {"freezing": True}),
     BACKEND: partial(_compiled_by, "polyconv"),
+    PACKAGE: partial(_packaged, options=aoti.options),
 }
