@@ -28,6 +28,8 @@ NAME = "channel lanes"
 
 WEIGHTS_IN_CACHE = 384 * 2**10
 """Transformed weights up to this size [bytes] are made once for all tiles."""
+TILE_VECTORS = 4
+"""Vectors of output channels in the widest register tile, the unit in which outputs are cut among threads."""
 READ_AGAIN = 16.0
 """Cycles per vector of weights read from beyond the core's caches."""
 
@@ -147,15 +149,23 @@ def forward_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) -
     x_vectors, y_vectors = ceil_div(part.channels, device.lanes), ceil_div(part.outputs, device.lanes)
     tiles, points = _tiles(part.batch, part.size, part.dilation, scheme), prod(scheme.points)
     terms = part.channels * (prod(part.taps) if scheme.direct else points)
-    products = tiles * terms * y_vectors * 0.6
     # In a large map each channel of a row lies in a page of its own.
     per_input, per_output = (25.0, 30.0) if prod(part.size) >= 512**2 else (12.0, 20.0)
-    pixels = part.batch * prod(part.size) * (per_input * x_vectors + per_output * y_vectors)
-    transforms = 0.0 if scheme.direct else tiles * points * (x_vectors + y_vectors) * 4.0
-    chunks = _chunks(part, scheme)
-    idle = ceil_div(chunks, device.cores) * device.cores / chunks
+    per_transform = 0.0 if scheme.direct else tiles * points * 4.0
+    pixels = part.batch * prod(part.size)
+    read = (pixels * per_input + per_transform) * x_vectors
+    made = (pixels * per_output + per_transform + 0.6 * tiles * terms) * y_vectors
     crowding = 0.8 if scheme.direct else 0.92 + 0.0036 * points
-    return idle * crowding * (products + pixels + transforms) + READ_AGAIN * terms * y_vectors
+    loads, idle = _repeated(_chunks(part, scheme), y_vectors, device.cores)
+    return crowding * (loads * read + idle * made) + READ_AGAIN * terms * y_vectors
+
+
+def _repeated(chunks: int, y_vectors: int, cores: int) -> tuple[float, float]:
+    """Time of all cores until the last one is done, as a multiple of the time of one core: for reading the input, and
+    for computing outputs. With few chunks per core output channels are cut, too, and each part reads the chunk."""
+    parts = min(cores, ceil_div(y_vectors, TILE_VECTORS)) if chunks < 4 * cores else 1
+    items = ceil_div(chunks * parts, cores)
+    return ceil_div(items, parts) * cores / chunks, items * cores / (chunks * parts)
 
 
 def _chunks(part: Correlation, scheme: KernelScheme) -> int:

@@ -24,6 +24,9 @@ from .schemes import KernelScheme, compiled
 
 NAME = "tile lanes"
 
+CHUNK_UNITS, LARGEST_CHUNK = 64, 1280 * 2**10
+"""Units of a chunk, and the size up to which its transformed input stays in the cache as a whole [bytes]."""
+
 
 def schemes() -> tuple[KernelScheme, ...]:
     """Schemes by their numbers."""
@@ -109,7 +112,19 @@ def scheme_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) ->
     if scheme.direct and part.taps == (1, 1):
         crowding = 0.5  # rows are read in place
     inside = crowding * (products + gather + expand + invert + calls)
-    return inside + write + streamed_weights(part, scheme, device)
+    idle = _idle(bands, units, points * slots * c, 2 / n_h if n_h > 2 else 1.0, device)
+    return idle * (inside + write) + streamed_weights(part, scheme, device)
+
+
+def _idle(bands: int, units: int, values: int, group: float, device: CpuDevice) -> float:
+    """Time of all cores until the last one is done, as a multiple of the time of one core. A thread computes chunks of
+    units, or, if neither those nor groups of their points fit into the cache, points. ``values``: of a unit's input."""
+    many = bands * units >= 128
+    grouped = 4 * 32 * group * values <= device.l2_bytes and (many or 2 * units >= device.lanes)
+    if 4 * CHUNK_UNITS * values > LARGEST_CHUNK and not grouped:
+        return 1.0
+    chunks = ceil_div(bands * units, CHUNK_UNITS)
+    return ceil_div(chunks, device.cores) * device.cores / chunks
 
 
 def streamed_weights(part: Correlation, scheme: KernelScheme, device: CpuDevice) -> float:
