@@ -163,7 +163,7 @@ def forward_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) -
 def _repeated(chunks: int, y_vectors: int, cores: int) -> tuple[float, float]:
     """Time of all cores until the last one is done, as a multiple of the time of one core: for reading the input, and
     for computing outputs. With few chunks per core output channels are cut, too, and each part reads the chunk."""
-    parts = min(cores, ceil_div(y_vectors, TILE_VECTORS)) if chunks < 4 * cores else 1
+    parts = max(1, min(cores, ceil_div(y_vectors, TILE_VECTORS))) if chunks < 4 * cores else 1
     items = ceil_div(chunks * parts, cores)
     return ceil_div(items, parts) * cores / chunks, items * cores / (chunks * parts)
 

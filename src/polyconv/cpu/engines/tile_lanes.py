@@ -123,7 +123,7 @@ def _idle(bands: int, units: int, values: int, group: float, device: CpuDevice) 
     grouped = 4 * 32 * group * values <= device.l2_bytes and (many or 2 * units >= device.lanes)
     if 4 * CHUNK_UNITS * values > LARGEST_CHUNK and not grouped:
         return 1.0
-    chunks = ceil_div(bands * units, CHUNK_UNITS)
+    chunks = max(1, ceil_div(bands * units, CHUNK_UNITS))
     return ceil_div(chunks, device.cores) * device.cores / chunks
 
 
