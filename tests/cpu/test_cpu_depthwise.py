@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from mmap import PAGESIZE
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -63,6 +66,12 @@ LAYERS = {
     "dilated and strided": depthwise(1, 3, (23, 45), (5, 4), stride=(2, 3), dilation=(3, 2)),
     "stride past the kernel": depthwise(1, 3, (23, 45), (2, 2), stride=(5, 4)),
     "stride longer than the image": depthwise(1, 3, (3, 2), (2, 2), stride=(5, 4)),
+    "long strides, dilated": depthwise(
+        1, 3, (7, 5), (2, 2), padding=(3, 1024, 2, 1025), stride=(1024, 1024), dilation=(3, 1)
+    ),
+    "replicate, long strides": depthwise(
+        1, 3, (7, 5), (3, 2), padding=(4, 2050, 2, 1025), stride=(1024, 1024), dilation=(3, 1), border="replicate"
+    ),
     "three columns per channel": depthwise(2, 3, (9, 3), (3, 3), multiplier=3),
     "multiplier, strided": depthwise(1, 4, (17, 33), (5, 3), multiplier=2, stride=(2, 2)),
     "cropped": depthwise(1, 3, (19, 45), (3, 3), padding=(-2, -3, -4, 1)),
@@ -104,6 +113,19 @@ def test_any_geometry(layer: Layer, x_layout: str, y_layout: str, out_layout: st
     with on_instruction_set(name):
         run = Run.make(layer, torch.float32, x_layout, y_layout)
         run.check("depthwise", TOLERANCE, out_layout=out_layout, bias=bias, dgrad=layer.border == "zeros")
+
+
+def test_long_strides_take_no_memory(instruction_set: str) -> None:
+    """Of the lines between two outputs a thread keeps those of the image: seven here, of 3,000 that a block spans."""
+    before = _resident_bytes()
+    for name in ("long strides, dilated", "replicate, long strides"):
+        layer = LAYERS[name]
+        Run.make(layer, torch.float32, "contiguous", "contiguous").check("depthwise", TOLERANCE, dgrad=False)
+    assert _resident_bytes() - before < 100 * 2**20
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGESIZE
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])

@@ -157,6 +157,15 @@ def test_depthwise_epilogue(dtype: torch.dtype) -> None:
 
 
 @both
+def test_the_bias_of_a_transposed_layer_may_have_any_stride(dtype: torch.dtype) -> None:
+    x, w = torch.randn(2, 20, 17, 19).to(dtype), torch.randn(20, 1, 3, 3).to(dtype)
+    for bias in (torch.randn(40).to(dtype)[::2], torch.full((1,), 0.5, dtype=dtype).expand(20)):
+        for layout in (torch.contiguous_format, torch.channels_last):
+            y = polyconv.conv_transpose2d(x.to(memory_format=layout), w, bias, groups=20)
+            close(y, F.conv_transpose2d(x.double(), w.double(), bias.double(), groups=20))
+
+
+@both
 def test_depthwise_bits_do_not_depend_on_threads(dtype: torch.dtype) -> None:
     x, w, dy = torch.randn(5, 40, 30, 30).to(dtype), torch.randn(40, 1, 3, 3).to(dtype), torch.randn(5, 40, 28, 28)
     geometry = [1, 1, 0, 0, 1, 1, 40, 0]

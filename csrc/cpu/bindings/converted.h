@@ -34,7 +34,7 @@ class Elements {
   static bool Takes(const View& tensor) {
     int64_t last = 0;
     for (int64_t dim = 0; dim < tensor.dim(); dim++) last += (tensor.size(dim) - 1) * tensor.stride(dim);
-    return last < tensor.numel();
+    return last == tensor.numel() - 1 || tensor.numel() == 0;
   }
 
   float* data() { return copy_.data(); }

@@ -200,6 +200,7 @@ void ForEachBlock(int64_t images, int64_t groups, int64_t together, std::size_t 
       const int64_t first = task % blocks * size;
       run(task / blocks, first, std::min(size, groups - first), memory);
     }
+    scratch.Trim();
   });
 }
 

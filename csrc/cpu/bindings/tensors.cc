@@ -248,6 +248,7 @@ Runtime TheRuntime() {
             torch::stable::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
               const FloatControl as_caller(control);
               body(begin, end);
+              Scratch::OfThread().Trim();
             });
           },
           static_cast<int>(torch::stable::get_num_threads())};

@@ -19,6 +19,10 @@ class Scratch {
 
   float* Get(std::size_t floats);
   void Release();
+  // Releases a buffer that only extreme sizes need.
+  void Trim() {
+    if (bytes_ > kMostKept) Release();
+  }
 
   // One per thread, and one per calling thread for whole-problem buffers. Both persist between calls, because new pages
   // cost more than most convolutions. The schedule bounds their size: see Resolve in tile_lanes/schemes-inl.h.
@@ -26,6 +30,8 @@ class Scratch {
   static Scratch& Shared();
 
  private:
+  static constexpr std::size_t kMostKept = std::size_t{128} << 20;
+
   float* data_ = nullptr;
   std::size_t bytes_ = 0;
 };

@@ -176,7 +176,7 @@ class DepthwiseRows {
     }
     // The rows of the next block are packed before those of this one are read: reading a vector that was just stored at
     // another alignment would stall (no store forwarding).
-    ring_rows_ = window_rows_ + block_outputs_ * conv.height.stride;
+    ring_rows_ = std::min(window_rows_ + block_outputs_ * conv.height.stride, conv.height.source);
     // With one phase and one class of rows, tiles write finished rows in order.
     in_order_ = conv.height.phases.size() == 1 && conv.width.phases.size() == 1 && shared_.output_step == 1;
     block_rows_ = block_outputs_ * static_cast<int>(conv.height.phases.size());
@@ -226,8 +226,8 @@ class DepthwiseRows {
     }
   }
 
-  // Lines that a thread keeps: `rows` of each of `slots` channels or slices. `lists` lists of addresses take turns to
-  // name the slots.
+  // Lines that a thread keeps: `rows` of each of `slots` channels or slices, at most those of the image. `lists` lists
+  // of addresses take turns to name the slots.
   struct RingShape {
     int slots, lists, rows;
 
@@ -254,12 +254,13 @@ class DepthwiseRows {
     Ring ring;
     ring.positions = std::size_t{1} * (Blocks() + 1) * block_outputs_ * height.stride + window_rows_;
     const float* zeros = memory + packer_.pitch() * shape.lines();
+    const bool whole = shape.rows >= height.source;
     for (int list = 0; list < shape.lists; list++) {
       float* slot = memory + packer_.pitch() * (list % shape.slots) * shape.rows;
       for (int position = 0; position < static_cast<int>(ring.positions); position++) {
         const bool read = position < height.reach;
         const int row = read ? SourceIndex(conv_.border, position - height.before, height.source) : -1;
-        ring.slots.push_back(slot + packer_.pitch() * (position % shape.rows));
+        ring.slots.push_back(slot + packer_.pitch() * (whole ? std::max(row, 0) : position % shape.rows));
         ring.lines.push_back(row < 0 ? zeros : ring.slots.back());
         if (list == 0) ring.source.push_back(row);
       }
@@ -362,7 +363,8 @@ class DepthwiseRows {
     const int wanted = static_cast<int>(std::max<std::int64_t>(1, 4 * runtime.threads / parts));
     const int length = std::max(CeilDiv(conv_.depth.target, wanted), CeilDiv(2 * window, conv_.depth.stride));
     const int lengths = CeilDiv(conv_.depth.target, length);
-    const RingShape shape{slots, 2 * slots, (band_blocks - 1) * Advance() + window_rows_};
+    const int rows = std::min((band_blocks - 1) * Advance() + window_rows_, conv_.height.source);
+    const RingShape shape{slots, 2 * slots, rows};
     RunTasks(runtime, parts * lengths, shape, [&](std::int64_t task, Thread& thread) {
       const int first = static_cast<int>(task % lengths) * length;
       const int first_block = static_cast<int>(task / lengths % bands) * band_blocks;

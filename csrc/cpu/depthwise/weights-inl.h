@@ -157,6 +157,7 @@ class DepthwiseWeights {
     band_rows_ = BandRows(gradient);
     bands_ = CeilDiv(gradient.height.target, band_rows_);
     band_lines_ = (band_rows_ - 1) * gradient.height.stride + (taps_h_ - 1) * gradient.height.dilation + 1;
+    kept_lines_ = std::min(band_lines_, gradient.height.source);
     gradient_pitch_ = RoundUp(vectors_ * kLanes, 32) + 16;
     for (int s = 0; s < taps_w_; s++) {
       offsets_.push_back(static_cast<std::int32_t>(packer_.layout().OffsetOf(s * gradient.width.dilation)));
@@ -175,13 +176,13 @@ class DepthwiseWeights {
     // Zeros behind the last line of dy, as many as a register tile reads past it.
     const std::size_t dy_lines = band_rows_ + std::size_t{kGradientRows} * shared_.output_step;
     Carver carver;
-    const std::size_t lines_at = carver.Take(packer_.pitch() * (band_lines_ + 1));
+    const std::size_t lines_at = carver.Take(packer_.pitch() * (kept_lines_ + 1));
     const std::size_t dy_at = carver.Take(std::size_t{1} * gradient_pitch_ * (band_rows_ + 1));
     const std::size_t copy_at = carver.Take(gradient_.width.source);
     std::atomic<std::int64_t> next{0};
     runtime.parallel_for(runtime.threads, [&](std::int64_t, std::int64_t) {
       float* base = Scratch::OfThread().Get(carver.size());
-      packer_.Clear(base + lines_at, band_lines_ + 1);
+      packer_.Clear(base + lines_at, kept_lines_ + 1);
       std::memset(base + dy_at, 0, (std::size_t{1} * gradient_pitch_ * (band_rows_ + 1)) * sizeof(float));
       std::vector<const float*> x(band_lines_), dy(dy_lines);
       TinyScale scale;
@@ -227,7 +228,8 @@ class DepthwiseWeights {
       const int position = first_row * height.stride + i;
       const int row =
           position < height.reach ? SourceIndex(gradient_.border, position - height.before, height.source) : -1;
-      float* line = lines + (row < 0 ? band_lines_ : i) * packer_.pitch();  // the last line is the line of zeros
+      const int place = row < 0 ? kept_lines_ : kept_lines_ < band_lines_ ? row : i;  // the last line is one of zeros
+      float* line = lines + place * packer_.pitch();
       x[i] = line;
       if (row < 0) continue;
       const float* source = plane + row * gradient_.x_row;
@@ -320,6 +322,7 @@ class DepthwiseWeights {
   int taps_h_, taps_w_;
   int vectors_;                         // of an output row
   int band_rows_, bands_, band_lines_;  // output rows per band, bands, and input rows per band
+  int kept_lines_;                      // of these, all that differ
   int gradient_pitch_;
   std::vector<std::int32_t> offsets_;  // of the tap columns
   std::int64_t pieces_;                // bands of all images

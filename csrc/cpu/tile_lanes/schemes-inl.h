@@ -7,6 +7,7 @@
 #endif
 
 #include <algorithm>
+#include <cstdint>
 
 #include "common/caches.h"
 #include "tile_lanes/fast_convolution-inl.h"
@@ -75,7 +76,8 @@ Convolution JoinRows(Convolution conv) {
   const bool single = conv.taps_h == 1 && conv.taps_w == 1 && conv.stride_h == 1 && conv.stride_w == 1;
   const bool same =
       conv.top == 0 && conv.left == 0 && conv.in_height == conv.out_height && conv.in_width == conv.out_width;
-  if (!S::kDirect || !single || !same) return conv;
+  const bool countable = std::int64_t{1} * conv.batch * conv.in_height * conv.in_width <= 1 << 30;
+  if (!S::kDirect || !single || !same || !countable) return conv;
   if (conv.x_row != conv.in_width * conv.x_column || conv.y_row != conv.out_width * conv.y_column) return conv;
   conv.in_width = conv.out_width = conv.in_width * conv.in_height;
   conv.in_height = conv.out_height = 1;

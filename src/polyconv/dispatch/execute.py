@@ -116,7 +116,7 @@ def compute_dgrad(call: Call, grad: Tensor, w: Tensor, bias: Tensor | None, resi
     dx = grad.new_empty_strided(*call.dense) if call.dense is not None else call.new_output(grad)
     tensors = {"y": grad, "w": w, "x": dx}
     if bias is not None and grad.dtype in HALF:
-        tensors["bias"] = bias
+        tensors["bias"] = bias.contiguous()
     call.run(tensors)
     dx = tensors["x"]
     if bias is None or (grad.dtype in HALF and "bias" not in tensors):

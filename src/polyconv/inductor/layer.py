@@ -214,7 +214,7 @@ def layer_of(gm: GraphModule, node: Node) -> Layer | None:
         x=x,
         packed=packed,
         bias=bias,
-        bias_value=None if bias is None else value_of(gm, bias).detach(),
+        bias_value=None if bias is None else value_of(gm, bias).detach().contiguous(),
         w=dense.detach().reshape(hint(out.shape[1]), -1, *dense.shape[-2:]),
         x_shape=tuple(map(hint, value.shape)),
         padding=tuple(padding),
