@@ -222,6 +222,8 @@ class _Change:
 changes = ""
 """Settings made by the program that a compiled graph depends on, as text; empty while the environment's values hold.
 Text, because ``torch.compile`` guards text by value, but would turn a changing number into a symbolic variable."""
+planned_with = ""
+"""The same for graphs that are planned when they are compiled (:mod:`polyconv.inductor`)."""
 
 
 @state_version.include
@@ -291,7 +293,7 @@ def _set_among(entries: tuple[ScopeEntry[_Change], ...], changed: Mapping[str, A
 
 def _settle() -> None:
     """Recompute the settings in force, holding the lock ``STATE_LOCK``. May be repeated after an interruption."""
-    global _current, changes
+    global _current, changes, planned_with
     while True:
         entries = _changes.entries
         found = _process or current()
@@ -301,10 +303,12 @@ def _settle() -> None:
                 change.settings = replace(found, **change.changed)
                 change.below = found
             found = change.settings
-        text = _in_graphs(found)
-        text = "" if text == _in_graphs(_initial or found) else text
+        texts = [
+            "" if (text := describe(found)) == describe(_initial or found) else text
+            for describe in (_in_graphs, _in_plans)
+        ]
         if _changes.entries is entries:  # else an abandoned block was collected meanwhile, in this thread
-            _current, changes = found, text
+            _current, (changes, planned_with) = found, texts
             for apply in _observers:
                 apply(found)
             return
@@ -312,6 +316,11 @@ def _settle() -> None:
 
 def _in_graphs(settings: Settings) -> str:
     return f"tolerance={settings.tolerance} allow_low_precision={settings.allow_low_precision}"
+
+
+def _in_plans(settings: Settings) -> str:
+    chosen = settings.instruction_set, settings.tuning_file, settings.profile
+    return f"{_in_graphs(settings)} {chosen}"
 
 
 _changes: ScopeStack[_Change] = ScopeStack(_settle)

@@ -753,6 +753,29 @@ def test_training(times: tuple[float, ...], runs: str, monkeypatch: pytest.Monke
         torch.testing.assert_close(ours.grad.double(), theirs.grad, atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_arguments_may_have_names(transposed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of functions; modules pass all by position."""
+    steps(monkeypatch, 2.0, 1.0)
+    w, x = torch.randn(4, 8 if transposed else 2, 3, 3, requires_grad=True), torch.randn(2, 4, 12, 12)
+
+    def named(x: Tensor) -> Tensor:
+        if transposed:
+            return nn.functional.conv_transpose2d(x, weight=w, output_padding=1, stride=(2, 2)).cos()
+        return nn.functional.conv2d(input=x, weight=w, groups=2) + torch.conv2d(x, w, groups=2, stride=1)
+
+    compiled = torch.compile(named, backend="polyconv")
+    with backend.layers_that_run() as layers:
+        y = compiled(x)
+    assert {layer.choice.name for layer in layers} == {swap.POLYCONV}
+    y.sum().backward()
+    gradient, w.grad = w.grad, None
+    right = named(x)
+    right.sum().backward()
+    torch.testing.assert_close(y, right, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(gradient, w.grad, atol=1e-3, rtol=1e-3)
+
+
 def test_a_view_of_a_result_keeps_the_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     steps(monkeypatch, 3.0, 2.0, 3.0, 1.0)  # polyconv's operator in channels_last is the fastest
     w, x = torch.randn(8, 4, 3, 3, requires_grad=True), torch.randn(2, 4, 12, 12)

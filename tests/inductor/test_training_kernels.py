@@ -208,16 +208,46 @@ def test_operators_stay_where_sizes_may_change() -> None:
     agree(compiled, model, torch.randn(3, 4, 12, 12))
 
 
+CHANGES: tuple[dict[str, Any], ...] = {"tolerance": 0.0}, {"instruction_set": "sse4"}, {"profile": None}
+
+
 @pytest.mark.usefixtures("_ours")
-def test_after_a_change_of_settings_the_graph_runs_uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("training", [False, True])
+def test_a_graph_is_compiled_again_after_a_change_of_settings(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = nn.Conv2d(8, 8, 3, padding=1), torch.randn(2, 8, 9, 9)
-    compiled = torch.compile(model, backend="polyconv")
-    agree(compiled, model, x)
-    with settings.use(tolerance=0.0), preferences.watched() as seen:
-        with pytest.warns(RuntimeWarning, match=r"tolerance=0.0.*torch.compiler.reset"):
-            agree(compiled, model, x)
-        assert {decision.problem.tolerance for decision in seen} == {0.0}
-    agree(compiled, model, x)
+    compiled = torch.compile(model, backend="polyconv", options={"cpp_wrapper": False})
+    graphs: list[Any] = []
+    compile_graph = private.compile_graph
+
+    def noted(*given: Any) -> Any:
+        graphs.append(given)
+        return compile_graph(*given)
+
+    def run(count: int) -> None:
+        for _ in range(2):
+            with torch.set_grad_enabled(training):
+                y = compiled(x)
+            if training:
+                y.sum().backward()
+            torch.testing.assert_close(y.double(), exact, atol=1e-3, rtol=1e-3)
+        assert len(graphs) == count
+
+    monkeypatch.setattr(private, "compile_graph", noted)
+    exact = copy.deepcopy(model).double()(x.double())
+    run(1)
+    for count, change in enumerate(CHANGES, 2):
+        with settings.use(**change), preferences.watched() as seen:
+            run(count)
+            wanted = change.get("tolerance", settings.current().tolerance)
+            assert {decision.problem.tolerance for decision in seen} <= {wanted}
+        run(count)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        run(2 + len(CHANGES))
+    finally:
+        torch.set_num_threads(threads)
+    run(2 + len(CHANGES))
 
 
 def test_candidates_that_are_timed_in_turn_stay_with_the_operator() -> None:

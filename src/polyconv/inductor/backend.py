@@ -2,6 +2,7 @@
 
 Without gradients a graph is compiled with its parameters as constants. Inductor's own freezing does not notice when
 they change; here each call compares the parameters with those that were compiled, and compiles again after a change.
+A change of settings that plans depend on, or of the number of threads, makes Dynamo compile any graph again.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ def polyconv(
     if reason is not None:
         warn_once(f'torch.compile(backend="polyconv") compiles a graph with Inductor alone: {reason}')
         return private.compile_graph(gm, example_inputs, settings)
-    outcomes, training, planned_with = outcomes_here(), torch.is_grad_enabled(), process.changes
+    private.compile_again_after_a_change(process.__name__, "planned_with")
+    outcomes, training = outcomes_here(), torch.is_grad_enabled()
     gm, layers, options = swapped(gm, outcomes, training=training)
     if training:
         if any(layer.choice.name.startswith(POLYCONV) for layer in layers):
             settings = {**settings, **private.pass_options(call_kernels, settings)}
-        compiled = private.compile_graph(gm, example_inputs, {**options, **settings})
-        return _training(gm, compiled, layers, planned_with)
+        return _training(private.compile_graph(gm, example_inputs, {**options, **settings}), layers)
     return FrozenGraph(gm, example_inputs, settings, outcomes, layers)
 
 
@@ -160,23 +161,13 @@ def _versions(constants: list[Tensor]) -> list[int]:
 _VERSION = attrgetter("_version")
 
 
-def _training(
-    gm: GraphModule, compiled: Callable[..., Any], layers: Sequence[CompiledLayer], planned_with: str
-) -> Callable[..., Any]:
-    """A compiled training graph that shows its layers to :func:`layers_that_run`. Its kernels were planned with the
-    settings of the time of compilation; under others the graph itself runs."""
+def _training(compiled: Callable[..., Any], layers: Sequence[CompiledLayer]) -> Callable[..., Any]:
+    """A compiled training graph that shows its layers to :func:`layers_that_run`."""
 
     def call(*inputs: Any) -> Any:
         for listener in _listeners:
             listener.extend(layers)
-        if process.changes == planned_with:
-            return compiled(*inputs)
-        warn_once(
-            'settings of polyconv have changed since a model was compiled for training with backend="polyconv": it now '
-            f"runs without being compiled (then {planned_with or 'the initial ones'}, now "
-            f"{process.changes or 'the initial ones'}). To compile it again, call torch.compiler.reset()"
-        )
-        return gm(*inputs)
+        return compiled(*inputs)
 
     return call
 

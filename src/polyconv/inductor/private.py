@@ -32,6 +32,9 @@ def missing() -> str | None:
     if version < OLDEST:
         return f"torch {torch.__version__} is older than {OLDEST[0]}.{OLDEST[1]}"
     try:
+        from torch._dynamo.guards import GuardBuilder, install_guard  # noqa: F401
+        from torch._dynamo.source import AttrSource  # noqa: F401
+        from torch._dynamo.symbolic_convert import InstructionTranslator
         from torch._inductor import config, ir, lowering
         from torch._inductor.compile_fx import compile_fx  # noqa: F401
         from torch._inductor.custom_graph_pass import CustomGraphPass  # noqa: F401
@@ -43,6 +46,7 @@ def missing() -> str | None:
             config.cpp_wrapper,
             config.post_grad_custom_pre_pass,
         )
+        _ = InstructionTranslator.current_tx, InstructionTranslator.import_source, GuardBuilder.EQUALS_MATCH
         _ = config.aot_inductor.custom_ops_to_c_shims
         _ = ir.ExternKernel.require_stride_order, lowering.make_fallback, lowering.constrain_to_fake_tensors
     except (ImportError, AttributeError) as error:
@@ -113,6 +117,20 @@ def pass_options(graph_pass: Callable[[Graph], None], given: Mapping[str, Any] |
             """No caching of the graph: the outcome depends on measurements."""
 
     return {"post_grad_custom_pre_pass": Pass()}
+
+
+def compile_again_after_a_change(module: str, text: str) -> None:
+    """Make Dynamo guard the graph that it is compiling on a text, an attribute of a module. With another text it
+    compiles again, with an earlier one it runs the graph compiled then."""
+    from torch._dynamo.guards import GuardBuilder, install_guard
+    from torch._dynamo.source import AttrSource
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        translator = InstructionTranslator.current_tx()
+    except AttributeError:  # a graph that is not Dynamo's
+        return
+    install_guard(AttrSource(translator.import_source(module), text).make_guard(GuardBuilder.EQUALS_MATCH))
 
 
 def static_inputs(inputs: Sequence[Any]) -> list[int]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from math import prod
 from operator import le
 from typing import Any
@@ -159,7 +160,7 @@ class _Call:
         """True if the pass over a frozen graph considers it: a 2-D one, transposed without groups and dilation."""
         if self.op.rank != 2 or not self.op.transposed:
             return self.op.rank == 2
-        if self.is_dynamic or self.shapes[1] is None or len(self.rest) != 5:
+        if self.is_dynamic or self.shapes[1] is None:
             return False
         stride, *_, groups, dilation = self.rest
         return groups == 1 and set(dilation) == {1} and all(map(le, stride, self.shapes[1][2:]))
@@ -201,12 +202,15 @@ _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def _call_of(node: Node, training: bool) -> _Call | None:
-    """The convolution of a node, in float32 on the CPU, with arguments that can be read from the graph."""
+    """The convolution of a node, in float32 on the CPU, with arguments that can be read from the graph. All of them are
+    then passed by position."""
     op = _OPS.get(node.target) if node.op == "call_function" else None
-    if op is None or node.kwargs or len(node.args) < 2:
+    if op is None:
         return None
-    tensors = [*node.args[:3], *([None] if len(node.args) < 3 else [])]
-    values = [each.meta.get("example_value") if isinstance(each, Node) else None for each in tensors]
+    given = signature(PUBLIC[op]).bind(*node.args, **node.kwargs)
+    given.apply_defaults()
+    node.args, node.kwargs = given.args, {}
+    values = [each.meta.get("example_value") if isinstance(each, Node) else None for each in node.args[:3]]
     if values[0] is None or values[1] is None or values[0].dim() != op.rank + 2:
         return None
     if any(value is not None and (value.dtype != torch.float32 or value.device.type != "cpu") for value in values):
@@ -223,7 +227,7 @@ def _call_of(node: Node, training: bool) -> _Call | None:
     _, channels, *sizes = map(hint, x.shape)
     last = training and x.dim() in _FORMATS and hint(x.stride(1)) == 1 and channels > 1 < prod(sizes)
     rest = [(each,) * op.rank if isinstance(each, int) else each for each in node.args[3:]]
-    rest[3:4] = node.args[6:7]  # groups
+    rest[3] = node.args[6]  # groups
     return _Call(op, shapes, needs_grad, tuple(rest), is_dynamic, last)
 
 
@@ -315,8 +319,7 @@ def _direct(call: _Call, tensors: Sequence[Tensor | None], *, ours: bool, copies
     assert w is not None
     leaves = [each.detach() for each in tensors if each is not None and each.requires_grad]
     wanted = call.needs_grad[0], True, bias is not None and call.needs_grad[2]
-    numbers: list[Any] = [*call.rest, *(1, 0, 1, 1)[len(call.rest) :]]
-    stride, padding, dilation, groups = numbers
+    stride, padding, dilation, groups = call.rest
     geometry = normalise(w.shape[2:], stride, padding, dilation, groups, "zeros", None, rank=2)
     with torch.no_grad():
         dy = torch.ones_like(call.op.aten(x, w, bias, *call.rest))
