@@ -290,6 +290,36 @@ def test_pixels_are_shuffled_in_channels_last(factors: tuple[int, int]) -> None:
 
 
 @pytest.mark.usefixtures("_ours")
+def test_pixels_are_shuffled_behind_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {choice.CHAIN: 1.0, choice.SEPARATE: 2.0}
+    monkeypatch.setattr(choice.Chooser, "_chain_trials", lambda self, chain: Entry(choice.CHAIN, times, 2.0))
+    layers = nn.Conv2d(8, 16, 1), nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.Conv2d(16, 12, 1), nn.PixelShuffle(2)
+    model, x = nn.Sequential(*layers).eval(), torch.randn(2, 8, 9, 7)
+    compiled = torch.compile(model, backend="polyconv", options=QUICK)
+    agree(compiled, model, x)
+    assert "in a chain of 3 layers" in str(polyconv.explain(compiled, x))
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.usefixtures("_ours")
+def test_geometry_that_depends_on_symbolic_sizes_is_inductors(training: bool) -> None:
+    class Upsampled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.ConvTranspose2d(4, 4, 3, 2, 1)
+
+        def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+            return self.up(x, output_size=skip.shape[2:]) + skip
+
+    model = Upsampled()
+    compiled = torch.compile(model, backend="polyconv", dynamic=True, options=QUICK)
+    for size in (16, 25):
+        x, skip = torch.randn(1, 4, (size + 1) // 2, size // 2 + 2), torch.randn(1, 4, size, size // 2 * 2 + 3)
+        with torch.set_grad_enabled(training):
+            torch.testing.assert_close(compiled(x, skip), model(x, skip), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("_ours")
 def test_the_largest_weights_are_left_to_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "MOST_BYTES", 4 * 8 * 8 * 9)
     model, x = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 9, 3)).eval(), torch.randn(1, 8, 9, 7)
@@ -555,7 +585,7 @@ def test_changed_parameters_are_seen() -> None:
     model.load_state_dict(Block(nn.ReLU()).state_dict(), assign=True)
     agree(compiled, model, x)
     model.norms[0].running_mean.add_(1.0)
-    with torch.no_grad(), pytest.warns(RuntimeWarning, match="changed 3 times"):
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="called with 4 states"):
         compiled(x)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -52,7 +52,7 @@ inline DepthwiseAxis ForwardAxis(int source, int target, int taps, int stride, i
 // From the gradient of the output (`source`) to that of the input (`target`).
 inline DepthwiseAxis GradientAxis(int source, int target, int taps, int stride, int dilation, int before) {
   std::vector<AxisPhase> phases;
-  for (int residue = 0; residue < std::max(1, std::min(stride, target)); residue++) {
+  for (int residue = 0; residue < stride; residue++) {
     phases.push_back(PhaseOf(residue, target, taps, stride, dilation, before));
   }
   return MakeAxis(source, target, 1, std::move(phases));

@@ -97,13 +97,14 @@ class FrozenGraph:
 
         def compiled_with(options: Mapping[str, Any]) -> Callable[..., Any]:
             gm = private.with_constants(self._gm, inputs, self._static)
-            return private.compile_graph(gm, others, {**options, **self._options})
+            return private.compile_graph(gm, others, options)
 
         try:
-            compiled = compiled_with(layer_pass.options())
+            passes = private.pass_options(layer_pass, self._options)
+            compiled = compiled_with({**layer_pass.options(), **self._options, **passes})
         except private.compilation_error() as error:  # in the pass, or because of what it changed
             layer_pass.layers.clear()
-            compiled = compiled_with({"freezing": True})
+            compiled = compiled_with({"freezing": True, **self._options})
             reason = str(error).partition("\n")[0]
             warn_once(f'torch.compile(backend="polyconv") compiles a graph with Inductor alone: {reason}')
         self._times += 1
@@ -119,9 +120,10 @@ class FrozenGraph:
                     self._frozen = self._freeze(inputs)
                 else:
                     warn_once(
-                        f'the parameters of a model compiled with backend="polyconv" have changed {self._times} times '
-                        "since it was compiled. Inductor now compiles it without constant parameters, which is slower "
-                        "to run. Compile after the last change to keep polyconv's kernels"
+                        f'a graph compiled with backend="polyconv" was called with {self._times + 1} states of its '
+                        "parameters: they changed, or several modules share the graph. Inductor now compiles it "
+                        "without constant parameters, which is slower to run. To keep polyconv's kernels, compile "
+                        "after the last change, and modules of one class together: their parent, not each of them"
                     )
                     self._changing = private.compile_graph(self._gm, inputs, self._options)
         return self(*inputs)

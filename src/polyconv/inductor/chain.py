@@ -103,7 +103,7 @@ def chain_call(chain: Sequence[Link]) -> ChainCall:
         flat = packed.permute(2, 3, 1, 0).reshape(-1) if packed.dim() == 4 else packed
         weights.append(torch.nn.functional.pad(flat, (0, -flat.numel() % _ALIGNMENT)))
         bias = link.layer.bias_value
-        biases.append(torch.zeros(link.layer.w.shape[0]) if bias is None else bias)
+        biases.append(torch.zeros(link.layer.w.shape[0], dtype=torch.float32) if bias is None else bias)
         numbers += link.layer.numbers(link.linked)
     ab = next(iter(_parameters(chain)), (0.0, 0.0))
     return ChainCall(torch.cat(weights), torch.cat(biases), numbers, ab)

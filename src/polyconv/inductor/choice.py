@@ -141,7 +141,7 @@ class Chooser:
 
     def _session(self, calls: Mapping[str, Callable[[], Any]], inputs: list[Tensor], *stays: str) -> Elimination:
         """Trials with cold weights; the input is in the cache as far as it fits, as the layer before has written it."""
-        flush = torch.zeros(max(1, min(self.weight_bytes, CACHE_BYTES) // 4))
+        flush = torch.zeros(max(1, min(self.weight_bytes, CACHE_BYTES) // 4), dtype=torch.float32)
 
         def before() -> None:
             flush.add_(1.0)
@@ -282,7 +282,7 @@ def _residual(layer: Layer) -> Tensor | None:
 
 def _random(shape: tuple[int, ...]) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    dense = torch.randn(shape[0], *shape[2:], shape[1], generator=generator)
+    dense = torch.randn(shape[0], *shape[2:], shape[1], generator=generator, dtype=torch.float32)
     return dense.permute(0, 3, 1, 2)
 
 

@@ -34,7 +34,7 @@ from .layer import (
     placed,
 )
 from .private import frozen_options, hint, value_of
-from .shuffles import interleave_channels, pixel_shuffle_of
+from .shuffles import PixelShuffle, interleave_channels, pixel_shuffle_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,10 @@ class LayerPass:
                 self.layers.append(CompiledLayer(_in_words(layer), choice))
                 out = last = layer.epilogue.last
                 if choice.candidate is not None:
-                    out = replaced[last] = _replace(gm, graph, layer, choice, len(self.layers))
+                    shuffle = _shuffle_behind(layer)
+                    if shuffle is not None:  # in a chain, too, the layer has the order of channels that the graph gets
+                        layer = _with_order_of(shuffle, layer)
+                    out = replaced[last] = _replace(gm, graph, layer, choice, len(self.layers), shuffle)
                     layer = replace(layer, packed=None)
                 if (link := link_of(len(self.layers) - 1, layer, out, choice.candidate)) is not None:
                     if links and not any(each.is_depthwise for each in (*links[-2:], link)):
@@ -154,19 +157,28 @@ def _insert_chain(gm: GraphModule, graph: Graph, chain: Sequence[Link], x: Node,
     return node
 
 
-def _replace(gm: GraphModule, graph: Graph, layer: Layer, choice: Choice, number: int) -> Node:
+def _shuffle_behind(layer: Layer) -> PixelShuffle | None:
+    return pixel_shuffle_of(layer.epilogue.last) if layer.groups == 1 and layer.epilogue.residual is None else None
+
+
+def _with_order_of(shuffle: PixelShuffle, layer: Layer) -> Layer:
+    bias = layer.bias_value
+    return replace(layer, w=shuffle.reordered(layer.w), bias_value=None if bias is None else shuffle.reordered(bias))
+
+
+def _replace(
+    gm: GraphModule, graph: Graph, layer: Layer, choice: Choice, number: int, shuffle: PixelShuffle | None
+) -> Node:
+    """Insert the call of a layer, whose weights have the order of channels of the shuffle behind it, if any."""
     assert choice.candidate is not None
     epilogue, bias = layer.epilogue, layer.bias
-    shuffle = pixel_shuffle_of(epilogue.last) if layer.groups == 1 and epilogue.residual is None else None
-    if shuffle is not None:
-        layer = replace(layer, w=shuffle.reordered(layer.w))
     weights = layer.weights_for(choice.candidate)
     prologue = layer.prologue if layer.joins(choice.candidate) else None
     fake_mode = layer.x.meta["val"].fake_mode
     with graph.inserting_before(epilogue.last):
         constant = _constant(gm, graph, f"_polyconv_weights_{number}", weights)
         if shuffle is not None and layer.bias_value is not None:
-            bias = _constant(gm, graph, f"_polyconv_bias_{number}", shuffle.reordered(layer.bias_value))
+            bias = _constant(gm, graph, f"_polyconv_bias_{number}", layer.bias_value)
         inputs: tuple[Any, ...] = ([layer.x], None)
         if prologue is not None:
             normalisation = prologue.gate

@@ -193,6 +193,8 @@ def layer_of(gm: GraphModule, node: Node) -> Layer | None:
         return None
     value, out = x.meta["val"], node.meta["val"]
     constant = weight.op == "get_attr" and (bias is None or bias.op == "get_attr")
+    if not set(node.all_input_nodes) <= {x, weight, bias}:  # symbolic numbers, also in tuples
+        return None
     if not constant or value.dim() != 4 or value.dtype != torch.float32 or value.device.type != "cpu":
         return None
     packed = value_of(gm, weight)

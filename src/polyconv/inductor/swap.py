@@ -215,7 +215,7 @@ def _call_of(node: Node, training: bool) -> _Call | None:
         return None
     if any(value is not None and (value.dtype != torch.float32 or value.device.type != "cpu") for value in values):
         return None
-    if any(isinstance(each, Node) for each in node.args[3:]):
+    if not set(node.all_input_nodes) <= set(node.args[:3]):  # symbolic numbers, also in tuples
         return None
     if training and node.meta["example_value"].dtype != torch.float32:  # autocast
         return None
