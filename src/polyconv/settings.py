@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from operator import iadd
+from operator import attrgetter, iadd
 from pathlib import Path
 from typing import Any, Literal
 
@@ -303,10 +303,8 @@ def _settle() -> None:
                 change.settings = replace(found, **change.changed)
                 change.below = found
             found = change.settings
-        texts = [
-            "" if (text := describe(found)) == describe(_initial or found) else text
-            for describe in (_in_graphs, _in_plans)
-        ]
+        started = _initial or found
+        texts = ["" if read(found) == read(started) else str(read(found)) for read in (_IN_GRAPHS, _IN_PLANS)]
         if _changes.entries is entries:  # else an abandoned block was collected meanwhile, in this thread
             _current, (changes, planned_with) = found, texts
             for apply in _observers:
@@ -314,13 +312,8 @@ def _settle() -> None:
             return
 
 
-def _in_graphs(settings: Settings) -> str:
-    return f"tolerance={settings.tolerance} allow_low_precision={settings.allow_low_precision}"
-
-
-def _in_plans(settings: Settings) -> str:
-    chosen = settings.instruction_set, settings.tuning_file, settings.profile
-    return f"{_in_graphs(settings)} {chosen}"
+_IN_GRAPHS = attrgetter("tolerance", "allow_low_precision")
+_IN_PLANS = attrgetter("tolerance", "allow_low_precision", "instruction_set", "tuning_file", "profile")
 
 
 _changes: ScopeStack[_Change] = ScopeStack(_settle)

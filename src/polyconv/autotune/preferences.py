@@ -103,6 +103,25 @@ def _own(key: str, environment: Environment) -> Preference | None:
     return None if found is None else Preference(found.entry.choice, f"chosen by the tuning file {found.path}")
 
 
+def are_forced() -> bool:
+    """True inside a block of :class:`Forced` or :func:`watched`."""
+    return bool(_forced.entries)
+
+
+def measured(environment: Environment) -> dict[str, str]:
+    """Measured choices for an environment, by key, as :func:`plan` prefers them."""
+    from . import tuning_lookup
+
+    found: dict[str, str] = {}
+    for path in reversed(tuning_lookup.files()):
+        found |= tuning_lookup.contents(path).choices(environment)
+    found |= {key: outcome.name for (place, key), outcome in _outcomes.every().items() if place == environment}
+    for entry in _measured.entries:
+        if entry.value.environment == environment:
+            found |= entry.value.choices
+    return found
+
+
 def are_none() -> bool:
     """Whether there is no preference, autotuning or other rank: then equal costs mean equal choices."""
     if _forced.entries or _measured.entries or _outcomes.every() or settings.current().benchmark:

@@ -105,6 +105,12 @@ class Tuning:
                 return Entry.of(Value(section.entries[key], "a tuning file"))
         return None
 
+    def choices(self, environment: Environment) -> dict[str, str]:
+        """All choices in an environment, by key."""
+        asked = environment.as_json()
+        here = (section.entries for section in self.sections if section.environment == asked)
+        return {key: entry["choice"] for entries in here for key, entry in entries.items()}
+
     def __len__(self) -> int:
         return sum(len(section.entries) for section in self.sections)
 

@@ -22,12 +22,14 @@ from torch.fx import GraphModule
 from .. import settings as process
 from ..autotune.online import trim_memory
 from ..cpu import native as kernels
+from ..dispatch.op import PUBLIC
 from ..dispatch.override import MODULE, why_not_native
 from ..runtime.warn_once import warn_once
 from . import private
 from .choice import Outcomes, outcomes_here
 from .graph_pass import CompiledLayer, LayerPass
 from .swap import POLYCONV, swapped
+from .training.graph_key import key_of_plans, sizes_of_tensors
 from .training.kernel_calls import call_kernels
 
 MOST_TIMES = 3
@@ -50,7 +52,9 @@ def polyconv(
     gm, layers, options = swapped(gm, outcomes, training=training)
     if training:
         if any(layer.choice.name.startswith(POLYCONV) for layer in layers):
-            settings = {**settings, **private.pass_options(call_kernels, settings)}
+            weights = sizes_of_tensors(gm)
+            calls, key = partial(call_kernels, weights=weights), partial(key_of_plans, weights)
+            settings = {**settings, **private.pass_options(calls, settings, key, PUBLIC.values())}
         return _training(private.compile_graph(gm, example_inputs, {**options, **settings}), layers)
     return FrozenGraph(gm, example_inputs, settings, outcomes, layers)
 

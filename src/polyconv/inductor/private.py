@@ -7,7 +7,7 @@ Inductor, with a warning that says so (:func:`missing`).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any
@@ -45,6 +45,7 @@ def missing() -> str | None:
             config.layout_optimization,
             config.cpp_wrapper,
             config.post_grad_custom_pre_pass,
+            config.unsafe_marked_cacheable_functions,
         )
         _ = InstructionTranslator.current_tx, InstructionTranslator.import_source, GuardBuilder.EQUALS_MATCH
         _ = config.aot_inductor.custom_ops_to_c_shims
@@ -99,24 +100,42 @@ def frozen_options(graph_pass: Callable[[Graph], None], c_shims: Mapping[Any, st
     }
 
 
-def pass_options(graph_pass: Callable[[Graph], None], given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def pass_options(
+    graph_pass: Callable[[Graph], None],
+    given: Mapping[str, Any] | None = None,
+    key: Callable[[], str | None] = lambda: None,
+    functions: Iterable[Callable[..., Any]] = (),
+) -> dict[str, Any]:
     """Settings with which ``graph_pass`` sees a graph, after the user's passes; in training the graphs of the forward
-    and the backward pass. ``given``: settings for this graph alone."""
+    and the backward pass. ``given``: settings for this graph alone.
+
+    ``key`` identifies what the pass does in the current state of the process, and what the Python functions
+    ``functions`` of the graph do when they are traced: then the graph is kept in the caches on disk. With None, as for
+    frozen graphs, whose constants are not part of Inductor's keys, it is compiled in each process.
+    """
     from torch._inductor import config
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
     set_by_user: Any = (given or {}).get("post_grad_custom_pre_pass", config.post_grad_custom_pre_pass)
     earlier = set_by_user if isinstance(set_by_user, (list, tuple)) else [set_by_user] if set_by_user else []
+    now = key()
 
     class Pass(CustomGraphPass):
         def __call__(self, graph: Graph) -> None:
             for each in (*earlier, graph_pass):
                 each(graph)
 
-        def uuid(self) -> None:
-            """No caching of the graph: the outcome depends on measurements."""
+        def uuid(self) -> Any:
+            """None after a change of state: a backward graph may be compiled later than its forward graph."""
+            keys = [each.uuid() if isinstance(each, CustomGraphPass) else None for each in earlier]
+            return (*keys, now) if now == key() and all((*keys, now)) else None
 
-    return {"post_grad_custom_pre_pass": Pass()}
+    options: dict[str, Any] = {"post_grad_custom_pre_pass": Pass()}
+    if now is not None:
+        earlier_names = (given or {}).get("unsafe_marked_cacheable_functions", config.unsafe_marked_cacheable_functions)
+        names = {f"{each.__module__}.{each.__name__}": now for each in functions}
+        options["unsafe_marked_cacheable_functions"] = {**earlier_names, **names}
+    return options
 
 
 def compile_again_after_a_change(module: str, text: str) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from math import exp, log, log2, prod, sqrt
 from operator import add
@@ -155,6 +155,13 @@ class Profile:
         self._near_layer = lru_cache(maxsize=256)(self._listen_near_layer)
         self._corrected = lru_cache(maxsize=2048)(self._correct)
 
+    @cached_property
+    def identity(self) -> str:
+        """Text of all that corrections depend on. A shipped profile is part of the package: its name is enough."""
+        here = self._measurements if isinstance(self._measurements, _InMemory) else ""
+        behind = self.behind.identity if self.behind is not None else ""
+        return f"{self.name} {self.distance} {here} {behind}"
+
     def correction(self, problem: Problem, kernel: Kernel) -> Correction:
         return self.corrected(problem, kernel.formula)
 
@@ -276,6 +283,9 @@ class _InMemory:
 
     def __len__(self) -> int:
         return len(self._records)
+
+    def __str__(self) -> str:
+        return str(self._records)
 
     def of_pass(self, kind: Pass) -> Iterable[tuple[Room, Place, Callable[[], Errors]]]:
         of_kind = (record for record in self._records if record.problem.kind is kind)

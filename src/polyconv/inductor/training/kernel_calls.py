@@ -4,7 +4,7 @@ for all its gradients. The operators' Python code takes longer than a small laye
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from operator import getitem
@@ -24,7 +24,7 @@ from ...dispatch.operands import Layout, described, dgrad_problem, fprop_problem
 from ...dispatch.schema import dgrad, fprop, split_bias, split_epilogue, wgrad
 from ...lowering.aten import backward_arguments
 from ...lowering.lower import ahead_on, lower
-from ...problem import Pass, Problem
+from ...problem import Pass, Problem, Shape
 from ..layer import DEPTHWISE
 from ..private import TRACED, needs_traced_strides
 
@@ -50,12 +50,15 @@ class _Planned:
 
 
 @torch.no_grad()
-def call_kernels(graph: Graph) -> None:
+def call_kernels(graph: Graph, weights: Container[Shape] | None = None) -> None:
     """Call kernels in place of polyconv's operators: once per layer of a forward graph, and of a backward graph, for
-    all gradients. Where the plan is ATen's convolution, call that."""
+    all gradients. Where the plan is ATen's convolution, call that. ``weights``: sizes of the weights to which it
+    applies, if not to all."""
     gradients: list[_Planned] = []
     for node in list(graph.nodes):
         planned = _planned(node)
+        if planned is not None and weights is not None and planned.problem.w_shape not in weights:
+            continue
         if planned is not None and planned.problem.kind is Pass.FPROP:
             _replace_forward(graph, planned)
         elif planned is not None:
