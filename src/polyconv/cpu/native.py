@@ -22,8 +22,8 @@ from ..settings import INSTRUCTION_SETS, Settings
 
 _MODULE = "polyconv.cpu._native"
 
-LARGEST_EXTENT = 2**31 - 1
-"""Largest extent of a tensor along an axis: the kernels index in 32 bits."""
+LARGEST_EXTENT = 2**31 - 2**20
+"""Largest extent of a tensor along an axis: the kernels index in 32 bits, in whole chunks."""
 
 SMALLEST_SCRATCH = 2**22
 """Elements of the smallest buffer of :func:`scratch`: 16 MiB, the least that the output pool serves."""
