@@ -22,7 +22,7 @@ from polyconv.cuda.planner import DEVICES, CudaDevice, plan_cuda
 from polyconv.cuda.planner.aten import AtenPlan, chosen
 from polyconv.cuda.planner.candidate import CudaCandidate
 from polyconv.cuda.planner.cost import bound_us, cold
-from polyconv.cuda.planner.scaled_fp16 import fprop_dgrad, halo, wgrad
+from polyconv.cuda.planner.scaled_fp16 import fprop_dgrad, halo, halo_wgrad, wgrad
 from polyconv.measure.workloads import find
 from polyconv.numerics.prediction import torch_error, with_numeric_tolerance
 from polyconv.problem import TF32, TORCH_FLOAT32, TORCH_TOLERANCE, Pass, Problem
@@ -47,7 +47,7 @@ SHAPES = {
 RANDOM = 200 if NIGHTLY else 8
 
 
-WAYS = [(wgrad, Pass.WGRAD), *product((fprop_dgrad, halo), (Pass.FPROP, Pass.DGRAD))]
+WAYS = [(wgrad, Pass.WGRAD), (halo_wgrad, Pass.WGRAD), *product((fprop_dgrad, halo), (Pass.FPROP, Pass.DGRAD))]
 """Families, and their passes."""
 
 
@@ -70,7 +70,8 @@ def run(shape: Shape, kind: Pass, way: CudaCandidate, sms: int = 4, workspace: i
     if way.refusal(problem) is not None:
         return False
     plan = plan_of(problem, way, sms=sms, workspace=workspace)
-    assert plan.expected_error <= problem.tolerance
+    # TF32's prediction counts a bias as one more product, which shows in sums of 16
+    assert plan.expected_error <= problem.tolerance * (1.01 if bias is not None else 1)
     check(problem, x, w, bias, dy, plan)
     return True
 
@@ -79,16 +80,18 @@ def run(shape: Shape, kind: Pass, way: CudaCandidate, sms: int = 4, workspace: i
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_every_tile(shape: Shape, of: ModuleType, kind: Pass) -> None:
     every = of.CANDIDATES
-    for way in every if NIGHTLY else every[:: len(every) - 1]:
+    for way in every if NIGHTLY else every[:: max(1, len(every) - 1)]:
         run(shape, kind, way)
 
 
 @pytest.mark.parametrize(("of", "kind"), WAYS, ids=family)
 def test_random(of: ModuleType, kind: Pass) -> None:
-    """Any channels forward; weight gradients of whole chunks, in one slice and in many. With the source in place, input
-    gradients have no strides, and sums of several parts of the channels are scaled anew."""
+    """Any channels forward; weight gradients of whole chunks, or in place of even channels, in one slice and in many.
+    With the source in place, input gradients have no strides, and sums of several parts are scaled anew."""
     whole, any_number = [8, 8, 16, 24, 40, 64], [1, 3, 8, 16, 20, 40, 64]
-    channels = st.sampled_from(whole if kind is Pass.WGRAD else any_number)
+    channels, outputs = (st.sampled_from(whole if of is wgrad else any_number),) * 2
+    if of is halo_wgrad:
+        channels = st.sampled_from([2, 6, 8, 16, 20, 40, 64])
     cases = cycle((way, sms) for way in of.CANDIDATES for sms in (1, 4))
     strides = ((1,), (1,)) if of is halo and kind is Pass.DGRAD else ((1, 1, 1, 2, 3), (1, 1, 1, 2, 4))
     number = RANDOM * (len(halo.CANDIDATES) if of is halo else 1)
@@ -98,7 +101,7 @@ def test_random(of: ModuleType, kind: Pass) -> None:
         nonlocal ran
         ran += run(shape, kind, *next(cases))
 
-    explore(zero_bordered(channels, channels, (5, 5), strides), one, part=32, each=number + number // 4)
+    explore(zero_bordered(channels, outputs, (5, 5), strides), one, part=32, each=number + number // 4)
     assert ran >= number
 
 
@@ -218,6 +221,21 @@ def test_an_operand_of_zeros(way: CudaCandidate) -> None:
     assert not computed(problem, way, {"x": x, "w": w}).any()
 
 
+@pytest.mark.parametrize("operand", ["x", "y"])
+def test_rectangles_of_pixels_have_scales_of_their_own(operand: str) -> None:
+    """In a weight gradient of two slices, each image is a thousand times louder than the one before: the sums, those of
+    the bias too, are scaled down."""
+    tensors = {"x": torch.randn(6, 8, 6, 7), "y": torch.randn(6, 8, 6, 7)}
+    tensors[operand] *= 1000.0 ** torch.arange(6)[:, None, None, None]
+    problem = in_tf32(Problem.make(Pass.WGRAD, (6, 8, 6, 7), (8, 8, 3, 3), padding=(1, 1, 1, 1), bias=True))
+    x, dy = tensors["x"].double(), tensors["y"].double()
+    wanted = torch.nn.grad.conv2d_weight(x, (8, 8, 3, 3), dy, padding=1), dy.sum((0, 2, 3))
+    results = {"dw": torch.full((8, 8, 3, 3), NAN), "db": torch.full((8,), NAN)}
+    run_plan(plan_of(problem, halo_wgrad.CANDIDATES[0], sms=1), {**tensors, **results})
+    for got, want in zip(results.values(), wanted, strict=True):
+        assert (got - want).abs().max() <= 4e-3 * want.std()
+
+
 def test_parts_of_the_channels_have_scales_of_their_own() -> None:
     """Each part of 32 channels is a thousand times louder than the one before: the sums are scaled down twice."""
     x, w = torch.randn(1, 96, 6, 7), torch.randn(8, 96, 3, 3)
@@ -277,20 +295,24 @@ def test_policy_weighs_it_against_pytorch() -> None:
 def test_refuses(problem: Problem, reason: str) -> None:
     for of, kind in WAYS:
         way = of.CANDIDATES[0]
-        if of is halo and problem.batch > 32:
-            continue  # its limit is that of pixels, below
+        if of in (halo, halo_wgrad) and problem.batch > 32:
+            continue  # their limit is that of pixels, below
         assert reason in (way.refusal(replace(problem, kind=kind)) or "")
     small = Problem.make(Pass.FPROP, (20_000_000, 8, 4, 4), (8, 8, 3, 3), padding=(1, 1, 1, 1))  # tiles of 16 pixels
     assert halo.CANDIDATES[0].refusal(small) == "too many pixels for one launch"
+    many = replace(small, kind=Pass.WGRAD, batch=2**29)
+    assert halo_wgrad.CANDIDATES[0].refusal(many) == "too many pixels for one launch"
+    odd = Problem.make(Pass.WGRAD, (1, 3, 9, 9), (16, 3, 3, 3))
+    assert halo_wgrad.CANDIDATES[0].refusal(odd) == "an odd number of channels per group"
     ragged = Problem.make(Pass.WGRAD, (1, 12, 9, 9), (16, 12, 3, 3))
     assert "multiples of 8" in (ways(Pass.WGRAD)[0].refusal(ragged) or "")
 
 
 def test_a_workspace_without_room_for_an_image() -> None:
-    """The source is then read in place, except in weight gradients."""
+    """The operands are then read in place."""
     for kind in Pass:
         names = {kernel.stem for kernel in plan_cuda(layer(kind), A100, workspace=2**12).kernels}
-        assert ("scaled_fp16/halo" in names) is (kind is not Pass.WGRAD)
+        assert "scaled_fp16/halo" + "_wgrad" * (kind is Pass.WGRAD) in names
         assert not names & {"scaled_fp16/fprop_dgrad", "implicit_gemm/wgrad_nhwc"}
 
 
@@ -305,12 +327,14 @@ def tf32_us(problem: Problem, device: CudaDevice) -> float:
 @pytest.mark.parametrize("device", ["a100", "rtx4090"])
 @pytest.mark.parametrize("name", ["resnet50-2b", "resnet50-3b", "resnet50-4b", "unet-enc1", "vgg-conv1_2"])
 def test_modelled_ahead_of_tf32(name: str, device: str, layout: str) -> None:
-    """With the weights packed at every call; where there are few channels, with the source read in place."""
-    for kind in (Pass.FPROP, Pass.DGRAD):
+    """With the weights packed at every call; where there are few channels, with the source read in place, and in weight
+    gradients with both operands."""
+    for kind in Pass:
         problem = replace(find(name)[0].problem(kind), tolerance=TORCH_TOLERANCE)
         plan = plan_cuda(problem.channels_last() if layout == LAST else problem, DEVICES[device])
         assert plan.cost_us < tf32_us(problem, DEVICES[device])
-        assert problem.in_channels > 64 or plan.kernels[-1].stem == "scaled_fp16/halo"
+        in_place = {"scaled_fp16/halo", "scaled_fp16/halo_wgrad"} & {kernel.stem for kernel in plan.kernels}
+        assert in_place or (problem.in_channels > 64 and kind is not Pass.WGRAD)
 
 
 def counted(problem: Problem, layout: str) -> list[Counted]:
@@ -331,6 +355,16 @@ def test_counted_with_the_source_in_place(kind: Pass, layout: str) -> None:
     every = counted(problem, layout)
     moved_us = 4 * (prod(problem.x_shape) + prod(problem.y_shape)) / (A100.dram_gbs * 1e3)
     assert 1e3 * every[-1].bound_ms <= 1.1 * moved_us
+
+
+@pytest.mark.parametrize("layout", sampled(["contiguous", LAST], 1, "both in place"))
+def test_counted_with_both_operands_in_place(layout: str) -> None:
+    """On an A100: x, dy and the slices' sums are moved once, and L1 and tensor cores take no longer."""
+    problem = replace(find("resnet50-2b")[0].problem(Pass.WGRAD), tolerance=TORCH_TOLERANCE)
+    multiply, _ = counted(problem, layout)
+    sums = 4 * 100 * prod(problem.w_shape)
+    moved_us = (4 * (prod(problem.x_shape) + prod(problem.y_shape)) + sums) / (A100.dram_gbs * 1e3)
+    assert 1e3 * multiply.bound_ms <= 1.05 * moved_us
 
 
 @pytest.mark.parametrize(("kind", "layout"), sampled(product(Pass, ("contiguous", LAST)), 1, "shares"), ids=str)

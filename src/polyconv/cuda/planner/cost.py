@@ -190,12 +190,10 @@ def _unevenness(launch: Task | Launch, device: CudaDevice) -> float:
     if not work.blocks:
         return 1.0
     slots = device.sms * resident_blocks(launch, device)
+    among_sms = round_up(work.blocks, device.sms) if work.blocks <= slots else waves(work.blocks, slots) * slots
     if work.tiles > work.blocks:  # persistent: blocks walk over tiles
-        queued = waves(work.blocks, slots) * slots / work.blocks if work.blocks > slots else 1.0
-        return queued * round_up(work.tiles, work.blocks) / work.tiles
-    if work.blocks <= slots:
-        return round_up(work.blocks, device.sms) / work.blocks
-    return waves(work.blocks, slots) * slots / work.blocks
+        return among_sms * round_up(work.tiles, work.blocks) / work.blocks / work.tiles
+    return among_sms / work.blocks
 
 
 def resident_blocks(launch: Task | Launch, device: CudaDevice) -> int:

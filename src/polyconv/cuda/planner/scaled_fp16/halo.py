@@ -55,31 +55,37 @@ class Rectangle(NamedTuple):
     halo_width: int
 
     @property
+    def pixels(self) -> int:
+        return self.height * self.width
+
+    @property
     def halo(self) -> int:
         return self.halo_height * self.halo_width
 
 
-@lru_cache(maxsize=4096)
-def rectangle(problem: Problem, most: int) -> Rectangle:
-    """The rectangle of at most ``most`` pixels that is modelled to take the least time of L1 and shared memory. Widths
-    are quads of pixels, or the whole image's."""
+def rectangles(problem: Problem, most: int) -> Iterator[Rectangle]:
+    """Rectangles of at most ``most`` pixels of fprop or dgrad. Widths are quads of pixels, or the whole image's."""
     r = roles(problem)
     h, w = r.phases_h[0], r.phases_w[0]
-
-    def of(width: int) -> Rectangle:
+    for width in sorted({min(width, w.count) for width in range(4, most + 1, 4)}):
         height = min(h.count, most // width)
         height = ceil_div(h.count, ceil_div(h.count, height))
         rows = (height - 1) * h.read_step + (h.taps - 1) * abs(h.tap_step) + 1
         columns = (width - 1) * w.read_step + (w.taps - 1) * abs(w.tap_step) + 1
-        return Rectangle(height, width, rows, columns)
+        yield Rectangle(height, width, rows, columns)
+
+
+@lru_cache(maxsize=4096)
+def rectangle(problem: Problem, most: int) -> Rectangle:
+    """The rectangle of at most ``most`` pixels that is modelled to take the least time of L1 and shared memory."""
+    r = roles(problem)
 
     def cost(one: Rectangle) -> int:
         """A warp reads 32 pixels of a row, and four rows are read at once."""
-        tiles = ceil_div(h.count, one.height) * ceil_div(w.count, one.width)
+        tiles = ceil_div(r.phases_h[0].count, one.height) * ceil_div(r.phases_w[0].count, one.width)
         return tiles * (2 * most + round_up(one.halo_height, 4) * round_up(one.halo_width, 32))
 
-    widths = {min(width, w.count) for width in range(4, most + 1, 4)}
-    return min(map(of, sorted(widths)), key=cost)
+    return min(rectangles(problem, most), key=cost)
 
 
 class HaloCandidate(ScaledCandidate):
