@@ -49,7 +49,8 @@ def problem_key(problem: Problem, *, kept_weights: bool = False) -> str:
 def layout(shape: Shape, strides: Strides) -> str:
     """``nchw`` or ``nhwc`` for a dense tensor, else the strides. Strides of axes with extent 1 are ignored."""
     for name, dense in (("nchw", contiguous_strides), ("nhwc", channels_last_strides)):
-        if all(e == 1 or s == d for e, s, d in zip(shape, strides, dense(shape), strict=True)):
+        expected = dense(shape)
+        if strides == expected or all(e == 1 or s == d for e, s, d in zip(shape, strides, expected, strict=True)):
             return name
     return "/".join(str(s) if e > 1 else "-" for e, s in zip(shape, strides, strict=True))
 

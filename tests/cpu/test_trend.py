@@ -8,6 +8,7 @@ from math import exp
 from typing import NamedTuple
 
 import pytest
+import torch
 
 from polyconv.cpu.profiles import trend
 
@@ -21,10 +22,12 @@ class Neighbour(NamedTuple):
 
 
 def plane_through(neighbours: Sequence[Neighbour], expected: float, belief: float) -> tuple[float, float]:
-    vectors = [(weight, (1.0, *steps, error)) for weight, steps, error in neighbours]
-    extent = len(vectors[0][1])
-    moments = [[sum(w * v[i] * v[j] for w, v in vectors) for j in range(i + 1)] for i in range(extent)]
-    return trend.plane_through(moments, expected, belief)
+    sums: dict[str, float] = {}
+    for i, one in enumerate("nckbse"):
+        for j, other in enumerate("nckbse"[: i + 1]):
+            vectors = ((weight, (1.0, *steps, error)) for weight, steps, error in neighbours)
+            sums[(other + one).removeprefix("n") or "n"] = sum(w * v[i] * v[j] for w, v in vectors)
+    return trend.plane_through(trend.Moments(**sums), expected, belief)
 
 
 def neighbours(
@@ -55,11 +58,24 @@ def test_neighbours_on_one_side_only() -> None:
 
 
 def test_one_neighbour_shows_no_slope() -> None:
-    height, squares = plane_through([Neighbour(0.5, [1.0, 0.0], 0.6)], expected=0.4, belief=0.1)
+    height, squares = plane_through([Neighbour(0.5, [1.0, 0.0, 0.0, 0.0], 0.6)], expected=0.4, belief=0.1)
     assert 0.4 < height < 0.6
     assert squares < 0.5 * 0.2**2
 
 
+def test_it_is_the_least_squares_plane() -> None:
+    """The solution by elimination, and its residuals, beside those of the normal equations in torch."""
+    near = neighbours(30, lambda steps: 0.2 + steps[0] - steps[1] * steps[2])
+    height, squares = plane_through(near, expected=0.4, belief=0.1)
+    mean = (0.1 * 0.4 + sum(one.weight * one.error for one in near)) / (0.1 + sum(one.weight for one in near))
+    rows = torch.tensor([(1.0, *one.steps) for one in near], dtype=torch.float64)
+    weights, errors = (torch.tensor(column, dtype=torch.float64) for column in list(zip(*near, strict=True))[::2])
+    held = torch.diag(torch.tensor([0.1, *[trend.STIFFNESS] * 4], dtype=torch.float64))
+    plane = torch.linalg.solve(rows.mT @ (weights[:, None] * rows) + held, rows.mT @ (weights * (errors - mean)))
+    assert height == pytest.approx(mean + float(plane[0]), abs=1e-9)
+    assert squares == pytest.approx(float((weights * (errors - mean - rows @ plane) ** 2).sum()), rel=1e-9)
+
+
 def test_nobody_near() -> None:
-    height, _ = plane_through([Neighbour(1e-6, [3.0, 3.0], 5.0)], expected=0.4, belief=0.1)
+    height, _ = plane_through([Neighbour(1e-6, [3.0, 3.0, 3.0, 3.0], 5.0)], expected=0.4, belief=0.1)
     assert height == pytest.approx(0.4, abs=1e-3)

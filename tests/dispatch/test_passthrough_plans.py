@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +15,13 @@ from torch import Tensor, nn
 import polyconv
 from entered import entered
 from polyconv import settings
-from polyconv.autotune import preferences
+from polyconv.autotune import preferences, tuning_file
 from polyconv.backend import backend_for, candidate_names
 from polyconv.cpu import native, planner
 from polyconv.cpu.engines import aten
 from polyconv.dispatch import fastpath, prepare
 from polyconv.model.explain import problems_of
-from polyconv.problem import Pass, planned_length
+from polyconv.problem import Pass, Problem, planned_length
 from polyconv.runtime.guards import alike
 from polyconv.tuning_key import problem_key
 
@@ -342,3 +343,18 @@ def test_other_tensors_and_preferences_are_planned(planned: list[int]) -> None:
             planned.clear()
             layer(torch.randn(1, 25, 121))
             assert planned
+
+
+@pytest.mark.parametrize("taps", [3, 5])
+def test_tuning_entries_of_other_layers_leave_lengths_shared(taps: int, planned: list[int], tmp_path: Path) -> None:
+    """The default tuning file of a machine has entries of some other layer, sooner or later."""
+    tuned = Problem.make("wgrad", (1, 25, 1, 500), (50, 25, 1, taps), padding=(0, 0, 1, 1))
+    environment, path = backend_for(torch.device("cpu")).environment(), tmp_path / "tuning.json"
+    entry = tuning_file.Entry("PyTorch's convolution, ATen", {"PyTorch's convolution, ATen": 1.0}, 1.0)
+    tuning_file.update(path, tuning_file.Tuning.of(environment, {problem_key(tuned): entry}))
+    layer = signal_layer(False)
+    with settings.use(tuning_file=(path,)), torch.inference_mode():
+        layer(torch.randn(1, 25, 120))
+        planned.clear()
+        layer(torch.randn(1, 25, 121))
+        assert bool(planned) is (taps == layer.kernel_size[0])

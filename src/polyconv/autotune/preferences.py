@@ -122,13 +122,15 @@ def measured(environment: Environment) -> dict[str, str]:
     return found
 
 
-def are_none() -> bool:
-    """Whether there is no preference, autotuning or other rank: then equal costs mean equal choices."""
-    if _forced.entries or _measured.entries or _outcomes.every() or settings.current().benchmark:
+def are_none(problem: Problem) -> bool:
+    """Whether there is no preference for a 2-D problem or one that differs from it in the width alone, no autotuning
+    and no other rank: then equal costs mean equal choices."""
+    if _forced.entries or _measured.entries or len(_outcomes) or settings.current().benchmark:
         return False
+    from ..tuning_key import problem_key
     from . import tuning_lookup
 
-    return rank_consensus.ranks() == 1 and not any(map(len, map(tuning_lookup.contents, tuning_lookup.files())))
+    return rank_consensus.ranks() == 1 and not tuning_lookup.has_any_width(problem_key(problem))
 
 
 # ---- online autotuning

@@ -31,6 +31,9 @@ UNPROFILED = tuple(engine.NAME for engine in (volumes, depthwise_volumes, signal
 """Engines whose estimates no profile corrects: sums of slices, whose parts are corrected, and engines whose time is
 that of memory traffic, a matrix product or FFTs."""
 
+_WITHOUT = frozenset((aten.NAME, *UNPROFILED))
+"""Engines without a correction."""
+
 
 @dataclass(frozen=True, slots=True)
 class Costs:
@@ -63,19 +66,21 @@ class Costs:
 
     def counted(self, candidate: CpuCandidate) -> float:
         """The cost model's estimate."""
-        return self._kernel(candidate) + candidate.copy_cycles
+        return self._kernel(candidate, self.keeps(candidate)) + candidate.copy_cycles
 
-    def _kernel(self, candidate: CpuCandidate) -> float:
+    def _kernel(self, candidate: CpuCandidate, kept: bool) -> float:
         """The estimate without conversions, which profiles do not have."""
-        saved = candidate.weight_cycles - self._check if self.keeps(candidate) else 0.0
-        return CALL_CYCLES + candidate.cycles - saved
+        return CALL_CYCLES + candidate.cycles - (candidate.weight_cycles - self._check if kept else 0.0)
 
     def correction(self, candidate: CpuCandidate) -> Correction | None:
         """Measured correction of an estimate. None without a profile, for ATen, the reference of all ratios, and for
         :data:`UNPROFILED` engines."""
-        if self.device.profile is None or candidate.engine in (aten.NAME, *UNPROFILED) or not candidate.profiled:
+        return self._correction(candidate, self.keeps(candidate))
+
+    def _correction(self, candidate: CpuCandidate, kept: bool) -> Correction | None:
+        if self.device.profile is None or candidate.engine in _WITHOUT or not candidate.profiled:
             return None
-        formula = candidate.engine, candidate.form == "direct", self.keeps(candidate)
+        formula = candidate.engine, candidate.form == "direct", kept
         if candidate.engine == depthwise.NAME:  # no profile has the fast algorithm; most of the error is that of ATen
             formula = depthwise.NAME, True, False
         found = self._corrections.get(formula)
@@ -85,10 +90,10 @@ class Costs:
 
     def cautious(self, candidate: CpuCandidate) -> float:
         """The compared cost: a native kernel must be ahead of ATen by more than the uncertainty of its estimate."""
-        counted = self.counted(candidate)
+        kept = self.keeps(candidate)
+        kernel = self._kernel(candidate, kept)
         if self.device.profile is None or candidate.engine == aten.NAME:
-            return counted
-        correction = self.correction(candidate)
-        if correction is None:
-            return self.call + counted
-        return self.call + self._kernel(candidate) * correction.factor + candidate.copy_cycles
+            return kernel + candidate.copy_cycles
+        correction = self._correction(candidate, kept)
+        factor = 1.0 if correction is None else correction.factor
+        return self.call + kernel * factor + candidate.copy_cycles

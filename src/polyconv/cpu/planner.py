@@ -326,6 +326,8 @@ def _plan_2d(problem: Problem, device: CpuDevice) -> CpuPlan:
 
 
 def _plan_of(problem: Problem, costs: Costs, prefer: Preference | None, *, own_kernels: bool = False) -> CpuPlan:
+    if prefer is None and not own_kernels and (theirs := _below_a_call(problem, costs)) is not None:
+        return CpuPlan(problem, costs, theirs)
     every = _every(problem, costs.device, own_kernels)
     chosen = None
     if prefer is not None:
@@ -335,6 +337,14 @@ def _plan_of(problem: Problem, costs: Costs, prefer: Preference | None, *, own_k
     if chosen is None:
         chosen = _select(problem, costs, every, prefer).chosen  # raises with the reasons
     return CpuPlan(problem, costs, chosen, prefer, own_kernels)
+
+
+def _below_a_call(problem: Problem, costs: Costs) -> CpuCandidate | None:
+    """ATen's candidate if it costs less than the call of any other does, so that these need not be estimated."""
+    if costs.device.profile is None or problem.dtype != "float32":
+        return None
+    (theirs,) = aten.candidates(ran_for(problem), costs.device)
+    return theirs if costs.cautious(theirs) <= costs.call else None
 
 
 def _cheapest(every: Iterable[CpuCandidate], problem: Problem, costs: Costs) -> CpuCandidate | None:

@@ -181,7 +181,7 @@ def _find(
     following = row if row is not None and row.place < LONGEST_ROW else None
     found = GuardedCall(op, problem, layout, geometry, (x, w, bias, residual), args, following, inference=inference)
     remember(key, number, found)
-    if of_any_length is not None and found.aten_arguments is not None and preferences.are_none():
+    if of_any_length is not None and found.aten_arguments is not None and preferences.are_none(problem.as_2d()):
         signals = signals or _Signals(found, *tensors)
         signals.add(found, *tensors)
         if state_version.current() == number:

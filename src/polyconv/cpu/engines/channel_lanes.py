@@ -21,7 +21,7 @@ from ..operators import Instead, common_operators
 from ..plan import CpuCandidate
 from ..weight_cache import TransformedWeights
 from .correlations import Correlation, correlations
-from .schemes import KernelScheme, compiled
+from .schemes import KernelScheme, compiled, suited
 
 NAME = "channel lanes"
 
@@ -36,14 +36,19 @@ READ_AGAIN = 16.0
 
 def schemes(kind: Pass) -> tuple[KernelScheme, ...]:
     """Schemes of a pass, by their numbers."""
-    return compiled("gradient" if kind is Pass.WGRAD else "channel")
+    return compiled(_kernels(kind))
+
+
+def _kernels(kind: Pass) -> str:
+    return "gradient" if kind is Pass.WGRAD else "channel"
 
 
 def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
     """One candidate per scheme of the pass."""
     gradient = problem.kind is Pass.WGRAD
-    for index, scheme in enumerate(schemes(problem.kind)):
-        why_not = _refusal(problem, scheme)
+    taps = (problem.kernel,) if gradient else tuple([part.taps for part in correlations(problem)])
+    for index, (scheme, too_long) in enumerate(suited(_kernels(problem.kind), taps)):
+        why_not = _refusal(problem, scheme, too_long)
         if why_not is not None:
             yield CpuCandidate(NAME, scheme.name, index, scheme.direct, refusal=why_not)
         elif gradient:
@@ -91,7 +96,7 @@ def ways(chosen: CpuCandidate, problem: Problem) -> Iterator[Way]:
             yield Way(scheme, part.channels, blocks, (part.taps[0], part.taps[1]))
 
 
-def _refusal(problem: Problem, scheme: KernelScheme) -> str | None:
+def _refusal(problem: Problem, scheme: KernelScheme, too_long: str | None) -> str | None:
     if problem.dtype != "float32":
         return f"computes in float32, not {problem.dtype}"
     if scheme.direct:
@@ -100,15 +105,13 @@ def _refusal(problem: Problem, scheme: KernelScheme) -> str | None:
         return f"of unit stride, not {problem.stride[0]}x{problem.stride[1]}"
     if problem.kind is not Pass.WGRAD and max(problem.kernel) > 3:
         return f"of at most 3x3 taps, not {problem.kernel[0]}x{problem.kernel[1]}"
-    if problem.kind is Pass.WGRAD:
-        return scheme.why_too_long([problem.kernel])
-    return scheme.why_too_long(tuple([part.taps for part in correlations(problem)]))
+    return too_long
 
 
 def _tiles(batch: int, size: Extents, dilation: Extents, scheme: KernelScheme) -> int:
     """Number of tiles of an output."""
-    axes = zip(size, dilation, scheme.outputs, strict=True)
-    return batch * prod(ceil_div(ceil_div(extent, d), m) * d for extent, d, m in axes)
+    (height, width), (d_h, d_w), (m_h, m_w) = size, dilation, scheme.outputs
+    return batch * ceil_div(ceil_div(height, d_h), m_h) * d_h * ceil_div(ceil_div(width, d_w), m_w) * d_w
 
 
 # ---- forward passes and input gradients
@@ -116,14 +119,18 @@ def _tiles(batch: int, size: Extents, dilation: Extents, scheme: KernelScheme) -
 
 def _forward_candidate(problem: Problem, index: int, scheme: KernelScheme, device: CpuDevice) -> CpuCandidate:
     parts = _as_they_are(problem) if scheme.direct else correlations(problem)
-    weight_cycles = problem.groups * sum(part.times * _weight_cycles(part, scheme, device) for part in parts)
+    weight_cycles = cycles = 0.0
+    for part in parts:
+        count, tiles = problem.groups * part.times, _tiles(part.batch, part.size, part.dilation, scheme)
+        chunks = _chunks(part, scheme, tiles)
+        weight_cycles += count * _weight_cycles(part, scheme, device, chunks)
+        cycles += count * forward_cycles(part, scheme, device, tiles, chunks)
     return CpuCandidate(
         NAME,
         scheme.name,
         index,
         scheme.direct,
-        cycles=weight_cycles
-        + problem.groups * sum(part.times * forward_cycles(part, scheme, device) for part in parts),
+        cycles=weight_cycles + cycles,
         weight_cycles=weight_cycles,
         error=partial(_forward_error, problem, parts, index),
     )
@@ -144,19 +151,19 @@ def _forward_error(problem: Problem, parts: tuple[Correlation, ...], index: int)
     return max(sums, default=0.0)
 
 
-def forward_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) -> float:
+def forward_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice, tiles: int, chunks: int) -> float:
     """Estimated cycles on one core for one group, without the weights. Fitted on a machine with AVX-512."""
     x_vectors, y_vectors = ceil_div(part.channels, device.lanes), ceil_div(part.outputs, device.lanes)
-    tiles, points = _tiles(part.batch, part.size, part.dilation, scheme), prod(scheme.points)
+    size, points = prod(part.size), prod(scheme.points)
     terms = part.channels * (prod(part.taps) if scheme.direct else points)
     # In a large map each channel of a row lies in a page of its own.
-    per_input, per_output = (25.0, 30.0) if prod(part.size) >= 512**2 else (12.0, 20.0)
+    per_input, per_output = (25.0, 30.0) if size >= 512**2 else (12.0, 20.0)
     per_transform = 0.0 if scheme.direct else tiles * points * 4.0
-    pixels = part.batch * prod(part.size)
+    pixels = part.batch * size
     read = (pixels * per_input + per_transform) * x_vectors
     made = (pixels * per_output + per_transform + 0.6 * tiles * terms) * y_vectors
     crowding = 0.8 if scheme.direct else 0.92 + 0.0036 * points
-    loads, idle = _repeated(_chunks(part, scheme), y_vectors, device.cores)
+    loads, idle = _repeated(chunks, y_vectors, device.cores)
     return crowding * (loads * read + idle * made) + READ_AGAIN * terms * y_vectors
 
 
@@ -168,21 +175,21 @@ def _repeated(chunks: int, y_vectors: int, cores: int) -> tuple[float, float]:
     return ceil_div(items, parts) * cores / chunks, items * cores / (chunks * parts)
 
 
-def _chunks(part: Correlation, scheme: KernelScheme) -> int:
+def _chunks(part: Correlation, scheme: KernelScheme, tiles: int) -> int:
     """Number of chunks of tiles, the unit of work of a thread."""
     room = 4 * prod(scheme.points) * (part.channels + 96)
     units = 128 if scheme.direct else min(96.0, max(56.0, 1.2 * 2**20 / room))
-    return max(1, ceil(_tiles(part.batch, part.size, part.dilation, scheme) / units))
+    return max(1, ceil(tiles / units))
 
 
-def _weight_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) -> float:
+def _weight_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice, chunks: int) -> float:
     """Estimated cycles to reorder or transform the weights of one group. Transformed weights larger than the cache are
     recomputed for each chunk and used at once, never stored."""
     points = prod(part.taps) if scheme.direct else prod(scheme.points)
     vectors = points * part.channels * ceil_div(part.outputs, device.lanes)
     if scheme.direct or 4 * device.lanes * vectors <= WEIGHTS_IN_CACHE:
         return 12.0 * vectors
-    return max(4.0, 12.0 * _chunks(part, scheme) - READ_AGAIN) * vectors
+    return max(4.0, 12.0 * chunks - READ_AGAIN) * vectors
 
 
 # ---- the weight gradient

@@ -89,3 +89,9 @@ def compiled(kernels: str) -> tuple[KernelScheme, ...]:
     """Schemes of the ``tile``, ``channel`` or ``gradient`` kernels, which must be installed. The position of a scheme
     is its number in the operators."""
     return tuple(KernelScheme(*numbers) for numbers in native.facts()[f"{kernels}_schemes"])
+
+
+@lru_cache(maxsize=256)
+def suited(kernels: str, taps: tuple[Extents, ...]) -> tuple[tuple[KernelScheme, str | None], ...]:
+    """:func:`compiled`, each with :meth:`KernelScheme.why_too_long`."""
+    return tuple((scheme, scheme.why_too_long(taps)) for scheme in compiled(kernels))

@@ -20,9 +20,13 @@ from ..operators import Instead, common_operators
 from ..plan import CpuCandidate
 from ..weight_cache import TransformedWeights
 from .correlations import Correlation, correlations
-from .schemes import KernelScheme, compiled
+from .schemes import KernelScheme, compiled, suited
 
 NAME = "tile lanes"
+
+REORDERED, TRANSFORMED, STREAMED = 140.0, 25.0, 16.0
+"""Cycles per vector of transformed weights: for direct summation they are reordered one by one, else transformed; and
+read once, from beyond the core's caches."""
 
 CHUNK_UNITS, LARGEST_CHUNK = 64, 1280 * 2**10
 """Units of a chunk, and the size up to which its transformed input stays in the cache as a whole [bytes]."""
@@ -46,13 +50,16 @@ def candidates(problem: Problem, device: CpuDevice) -> Iterator[CpuCandidate]:
     in_general = refusal(problem)
     parts = () if in_general else correlations(problem)
     taps = tuple([part.taps for part in parts])
-    for index, scheme in enumerate(schemes()):
-        why_not = in_general or scheme.why_too_long(taps)
+    for index, (scheme, too_long) in enumerate(suited("tile", taps)):
+        why_not = in_general or too_long
         if why_not is not None:
             yield CpuCandidate(NAME, scheme.name, index, scheme.direct, refusal=why_not)
             continue
-        weight_cycles = problem.groups * sum(part.times * transform_cycles(part, scheme, device) for part in parts)
-        cycles = problem.groups * sum(part.times * scheme_cycles(part, scheme, device) for part in parts)
+        weight_cycles = cycles = 0.0
+        for part in parts:
+            count, vectors = problem.groups * part.times, _weight_vectors(part, scheme, device)
+            weight_cycles += count * (REORDERED if scheme.direct else TRANSFORMED) * vectors
+            cycles += count * (scheme_cycles(part, scheme, device) + STREAMED * vectors)
         yield CpuCandidate(
             NAME,
             scheme.name,
@@ -91,13 +98,13 @@ def _sums(part: Correlation, index: int) -> tuple[int, tuple[int, ...]]:
 
 def scheme_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) -> float:
     """Estimated cycles on one core, without the weights. Fitted on a machine with AVX-512."""
-    c, k, (height, width) = part.channels * scheme.segments(part.taps), part.outputs, part.size
+    lanes, c, k, (height, width) = device.lanes, part.channels * scheme.segments(part.taps), part.outputs, part.size
     (d_h, d_w), (m_h, m_w), (n_h, n_w) = part.dilation, scheme.outputs, scheme.points
     bands = part.batch * d_h * ceil_div(ceil_div(height, d_h), m_h)
     units = ceil_div(ceil_div(width, d_w), m_w) * d_w
-    vectors = bands * units / device.lanes
+    vectors = bands * units / lanes
     # Transforms work on whole vectors of a band's units; products pack the units of many bands.
-    ragged = bands * ceil_div(units, device.lanes)
+    ragged = bands * ceil_div(units, lanes)
     points, slots, blocks = n_h * n_w, scheme.slots, 2 if scheme.nested else 1
     padded_k = ceil_div(k, device.tile_channels) * device.tile_channels
     products = vectors * points * slots * c * padded_k * 0.45
@@ -108,12 +115,12 @@ def scheme_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) ->
     calls = bands * (100 * c + 60 * k)
     # More points mean more address streams and a larger working set. Many channels do not fit in the caches at all, and
     # bands of few units leave lanes empty.
-    crowding = 0.61 + 0.0083 * points + (0.3 if c >= 128 else 0.0) + (0.15 if 2 * units <= device.lanes else 0.0)
+    crowding = 0.61 + 0.0083 * points + (0.3 if c >= 128 else 0.0) + (0.15 if 2 * units <= lanes else 0.0)
     if scheme.direct and part.taps == (1, 1):
         crowding = 0.5  # rows are read in place
     inside = crowding * (products + gather + expand + invert + calls)
     idle = _idle(bands, units, points * slots * c, 2 / n_h if n_h > 2 else 1.0, device)
-    return idle * (inside + write) + streamed_weights(part, scheme, device)
+    return idle * (inside + write)
 
 
 def _idle(bands: int, units: int, values: int, group: float, device: CpuDevice) -> float:
@@ -127,16 +134,7 @@ def _idle(bands: int, units: int, values: int, group: float, device: CpuDevice) 
     return ceil_div(chunks, device.cores) * device.cores / chunks
 
 
-def streamed_weights(part: Correlation, scheme: KernelScheme, device: CpuDevice) -> float:
-    """Estimated cycles to read the transformed weights of one group once, from beyond the core's caches."""
-    return 16.0 * _weight_vectors(part, scheme, device)
-
-
-def transform_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice) -> float:
-    """Estimated cycles to transform the weights of one group or, for direct summation, to reorder them one by one."""
-    return (140.0 if scheme.direct else 25.0) * _weight_vectors(part, scheme, device)
-
-
 def _weight_vectors(part: Correlation, scheme: KernelScheme, device: CpuDevice) -> float:
+    """Vectors of transformed weights of one group."""
     channels = part.channels * scheme.segments(part.taps)
     return prod(scheme.points) * scheme.slots * channels * part.outputs / device.lanes

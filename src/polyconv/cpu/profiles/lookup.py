@@ -44,7 +44,12 @@ def in_force(instruction_set: str, threads: int) -> Profile | None:
 def own_file() -> Path:
     """Default output file of ``polyconv calibrate``."""
     named = settings.current().profile
-    return settings.cache_folder() / "profile.json" if named is None or named == "off" else named
+    return _in_folder(settings.cache_folder()) if named is None or named == "off" else named
+
+
+@lru_cache(maxsize=4)
+def _in_folder(folder: Path) -> Path:
+    return folder / "profile.json"
 
 
 @lru_cache(maxsize=16)

@@ -59,7 +59,7 @@ class Correction:
 
     def elsewhere(self, doubt: float) -> Correction:
         """The correction with more uncertainty, for another processor."""
-        return replace(self, doubt=sqrt(self.doubt**2 + doubt**2))
+        return Correction(self.shift, sqrt(self.doubt**2 + doubt**2), self.covered, self.caution)
 
 
 Formula = tuple[str, bool, bool]
@@ -72,6 +72,8 @@ ENOUGH_PIXELS = 2**18
 
 UNMEASURED = Correction(0.4, 0.5, covered=False)
 """Cost model without measurements: optimistic about polyconv's kernels, one time in three wrong by a factor of 1.6."""
+UNHEARD = replace(UNMEASURED, caution=UNCOVERED_CAUTION)
+"""The same where there are measurements, but none nearby."""
 EXTREME = Correction(0.4, 1.1, covered=False, caution=UNCOVERED_CAUTION)
 """Cost model beyond the extents that it was fitted to, where errors of 4 to 20 times were measured
 (``benchmarks/cpu/uncovered_classes.py``). The depthwise kernel interleaves the sums of several rows; a signal has one
@@ -175,9 +177,11 @@ class Profile:
         if self.behind is not None:
             prior = self.behind._corrected(room, place, formula).elsewhere(self.distance)
         elif len(self._measurements):
-            prior = replace(prior, caution=UNCOVERED_CAUTION)
+            prior = UNHEARD
+        if not len(self._measurements):
+            return prior
         heard = self._listen(room, place, formula)
-        count = heard[0][0]
+        count = heard.n
         if not count:
             return prior
         shift, squares = plane_through(heard, prior.shift, MODEL_WEIGHT)
@@ -219,13 +223,13 @@ class Profile:
         """Weighted moments of the errors near a place."""
         groups = self._near_layer(room, _without_sizes(place)).get(formula, ())
         batch, size = place[CHANGING[0]], place[CHANGING[1]]
+        farthest = FAR**2 * REACH**2
         n = c = k = b = s = e = cc = ck = kk = cb = kb = bb = cs = ks = bs = ss = ce = ke = be = se = ee = 0.0
-        for group in groups:
-            d, f = group.batch - batch, group.size - size
+        for other_batch, other_size, reaches, sums in groups:
+            d, f = other_batch - batch, other_size - size
             apart = d * d + f * f
-            heard = bisect_left(group.reaches, FAR**2 * REACH**2 - apart)
-            if heard:
-                one, of_c, of_k, of_cc, of_ck, of_kk, of_e, of_ce, of_ke, of_ee = group.sums[heard - 1]
+            if apart < farthest and (heard := bisect_left(reaches, farthest - apart)):
+                one, of_c, of_k, of_cc, of_ck, of_kk, of_e, of_ce, of_ke, of_ee = sums[heard - 1]
                 weight = exp(-apart / (2.0 * REACH**2))
                 n += weight * one
                 c += weight * of_c
@@ -237,20 +241,21 @@ class Profile:
                 ce += weight * of_ce
                 ke += weight * of_ke
                 ee += weight * of_ee
-                along = weight * d
-                b += along * one
-                cb += along * of_c
-                kb += along * of_k
-                be += along * of_e
-                bb += along * d * one
-                bs += along * f * one
+                if d:
+                    along = weight * d
+                    b += along * one
+                    cb += along * of_c
+                    kb += along * of_k
+                    be += along * of_e
+                    bb += along * d * one
+                    bs += along * f * one
                 along = weight * f
                 s += along * one
                 cs += along * of_c
                 ks += along * of_k
                 se += along * of_e
                 ss += along * f * one
-        return [n], [c, cc], [k, ck, kk], [b, cb, kb, bb], [s, cs, ks, bs, ss], [e, ce, ke, be, se, ee]
+        return Moments(n, c, k, b, s, e, cc, ck, kk, cb, kb, bb, cs, ks, bs, ss, ce, ke, be, se, ee)
 
     def __str__(self) -> str:
         return self.name
