@@ -496,3 +496,14 @@ def test_explain_names_the_conversion(dtype: torch.dtype) -> None:
     model = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1)).to(dtype)
     polyconv.replace(model)
     assert " in float32, " in str(polyconv.explain(model, (4, 8, 40, 40)))
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_copies_for_aten_cost_a_call(cores: int) -> None:
+    """ATen on float32 copies is called as a native kernel is: it is no cheap way around both for the tiniest layer."""
+    problem = Problem.make("fprop", (1, 1, 2, 2), (1, 1, 2, 2), dtype="bfloat16")
+    plan = plan_cpu(problem, replace(here(), cores=cores), inference=True)
+    (copied,) = (one for one in plan.candidates if one.name == "PyTorch's convolution in float32, ATen")
+    assert copied.cost is not None
+    assert copied.cost > plan.costs.call
+    assert plan.choice == "direct in float32, depthwise"

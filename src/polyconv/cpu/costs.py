@@ -92,8 +92,10 @@ class Costs:
         """The compared cost: a native kernel must be ahead of ATen by more than the uncertainty of its estimate."""
         kept = self.keeps(candidate)
         kernel = self._kernel(candidate, kept)
-        if self.device.profile is None or candidate.engine == aten.NAME:
+        if self.device.profile is None:
             return kernel + candidate.copy_cycles
+        if candidate.engine == aten.NAME:  # on copies it is called as native kernels are
+            return kernel + candidate.copy_cycles + (self.call if candidate.widened else 0.0)
         correction = self._correction(candidate, kept)
         factor = 1.0 if correction is None else correction.factor
         return self.call + kernel * factor + candidate.copy_cycles

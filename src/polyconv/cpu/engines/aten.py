@@ -228,6 +228,11 @@ _COLUMNS: dict[Pass, tuple[_Columns, _Columns]] = {
 gradient to forward passes of transposed convolutions, whose calls cost half of a backward's. Eight in ten estimates are
 0.75 to 1.6 times the time."""
 
+LEAST_HALF_CALL = 175e3, 120e3
+"""Least cost of a call in half precision, for NCHW and channels_last, per core: the others wait. It always runs
+oneDNN, whose calls took 57 to 85 us and 45 to 60 us where float32 has a matrix product of 10 to 20 us (small layers,
+forward, one thread, Xeon of family 6, model 207)."""
+
 RUN_CYCLES, ROWS_CYCLES = 20.0, 7.0
 """Cycles per run of the columns (a row of one channel and tap; in channels_last the channels of a pixel and tap), and
 per vector of the product's result."""
@@ -250,9 +255,12 @@ def direct_cycles(problem: Problem, device: CpuDevice) -> float:
     products = problem.batch * _taps_met(problem) * pairs * (2.0 if long else 1.0)
     if problem.dtype in HALF_ROUNDING and not problem.depthwise:
         products *= half_products(problem.dtype)
+    call = spent.call
+    if problem.dtype in HALF_ROUNDING:
+        call = max(call, device.cores * LEAST_HALF_CALL[channels_last])
     moved = (prod(problem.x_shape) + prod(problem.y_shape)) / device.lanes
     weights = prod(problem.w_shape) / device.lanes
-    return spent.call + spent.product * products + spent.moved * moved + spent.weight * weights
+    return call + spent.product * products + spent.moved * moved + spent.weight * weights
 
 
 def narrow_gradient_doubt(problem: Problem) -> float:
