@@ -482,11 +482,14 @@ std::tuple<Tensor, Tensor, Tensor> PlannedGradientsOp(const Tensor& dy, const st
                                                       const std::vector<int64_t>& geometry,
                                                       const std::vector<int64_t>& for_x,
                                                       const std::vector<int64_t>& for_w, bool with_bias) {
-  Tensor dx = torch::stable::new_empty(dy, {0}), dw = dx, db = dx;
+  const auto made = [&](const std::vector<int64_t>& pass) {  // operators do not return a tensor twice
+    return pass.empty() ? torch::stable::new_empty(dy, {0}) : PlannedPass(pass).Empty();
+  };
+  Tensor dx = made(for_x), dw = made(for_w);
+  Tensor db = torch::stable::new_empty(dy, {with_bias && !for_w.empty() ? PlannedPass(for_w).sizes[0] : 0});
   if (!for_x.empty()) {
     const PlannedPass pass(for_x);
     Require(w.has_value(), "an input gradient needs the weight");
-    dx = pass.Empty();
     if (pass.engine == kDepthwise) {
       DepthwiseInputGradientOp(dy, *w, dx, geometry, std::nullopt, pass.scheme > 0);
     } else {
@@ -496,8 +499,6 @@ std::tuple<Tensor, Tensor, Tensor> PlannedGradientsOp(const Tensor& dy, const st
   if (!for_w.empty()) {
     const PlannedPass pass(for_w);
     Require(x.has_value(), "a weight gradient needs the input");
-    dw = pass.Empty();
-    if (with_bias) db = torch::stable::new_empty(dy, {pass.sizes[0]});
     const std::optional<Tensor> for_bias = with_bias ? std::optional<Tensor>(db) : std::nullopt;
     if (pass.engine == kDepthwise) {
       DepthwiseWeightGradientOp(*x, dy, dw, for_bias, geometry);
