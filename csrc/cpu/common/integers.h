@@ -3,9 +3,9 @@
 
 namespace polyconv {
 
-// No sum of two large numbers, which would overflow. Of a count that is not positive: 0, as long as it is above -b.
+// The sum does not overflow: extents are at most 2^31 - 2^20.
 constexpr int CeilDiv(int a, int b) {
-  return a > 0 ? (a - 1) / b + 1 : (a + b - 1) / b;
+  return (a + b - 1) / b;
 }
 constexpr int RoundUp(int a, int b) {
   return CeilDiv(a, b) * b;
