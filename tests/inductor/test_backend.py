@@ -300,6 +300,14 @@ def test_pixels_are_shuffled_behind_a_chain(monkeypatch: pytest.MonkeyPatch) -> 
     assert "in a chain of 3 layers" in str(polyconv.explain(compiled, x))
 
 
+@pytest.mark.parametrize("bias", [torch.arange(32.0)[::2], torch.ones(1).expand(16)], ids=["gaps", "expanded"])
+@pytest.mark.usefixtures("_ours")
+def test_a_bias_may_have_any_stride(bias: Tensor) -> None:
+    model, x = nn.Conv2d(16, 16, 3, padding=1).eval(), torch.randn(1, 16, 8, 8)
+    model.bias = nn.Parameter(bias, requires_grad=False)
+    agree(torch.compile(model, backend="polyconv", options=QUICK), model, x)
+
+
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.usefixtures("_ours")
 def test_geometry_that_depends_on_symbolic_sizes_is_inductors(training: bool) -> None:

@@ -177,7 +177,8 @@ def _replace(
     fake_mode = layer.x.meta["val"].fake_mode
     with graph.inserting_before(epilogue.last):
         constant = _constant(gm, graph, f"_polyconv_weights_{number}", weights)
-        if shuffle is not None and layer.bias_value is not None:
+        if bias is not None and (shuffle is not None or not value_of(gm, bias).is_contiguous()):
+            assert layer.bias_value is not None
             bias = _constant(gm, graph, f"_polyconv_bias_{number}", layer.bias_value)
         inputs: tuple[Any, ...] = ([layer.x], None)
         if prologue is not None:

@@ -215,7 +215,7 @@ class HaloWgradCandidate(PixelGemm):
 
 
 def _read(problem: Problem, one: Rectangle, channels: float, k: float) -> tuple[float, float]:
-    """Lines and sectors that a block reads for a rectangle, with so many channels of x and of dy."""
+    """Lines and sectors that a block reads for a rectangle, given the channels of x and of dy in its tile."""
     found = [0.0, 0.0]
     size, halo = (one.height, one.width), (one.halo_height, one.halo_width)
     x, dy = (problem.x_strides, problem.in_size, halo), (problem.y_strides, problem.out_size, size)

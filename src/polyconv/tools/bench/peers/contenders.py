@@ -72,7 +72,7 @@ class Ready:
 
 
 def names(peers: Sequence[Peer], axes: int) -> list[str]:
-    """Contenders for a network with so many spatial axes, in the order of the tables. Signals have one layout."""
+    """Contenders for a network of a number of spatial axes, in the order of the tables. Signals have one layout."""
     without = set() if axes > 1 else {EAGER_CHANNELS_LAST, REPLACE_CHANNELS_LAST}
     if Peer.AOTINDUCTOR not in peers:
         without.add(PACKAGE)
