@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
+from functools import lru_cache
 from operator import attrgetter, iadd
 from pathlib import Path
 from typing import Any, Literal
@@ -267,6 +268,16 @@ def cache_folder() -> Path:
     if folder is None:
         raise SettingsError(NO_CACHE)
     return folder
+
+
+def cache_file(name: str) -> Path:
+    """Path of a file in the folder of the cache."""
+    return _joined(cache_folder(), name)
+
+
+@lru_cache(maxsize=8)
+def _joined(folder: Path, name: str) -> Path:
+    return folder / name  # cached: every new shape asks for two files, and joining paths takes 5 us
 
 
 def _set(**changed: Any) -> None:

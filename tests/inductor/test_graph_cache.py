@@ -46,7 +46,7 @@ print(json.dumps([[kind for kind, count in kinds.items() for _ in range(count)],
 
 
 def step(folder: Path, **variables: str) -> tuple[list[str], str]:
-    """What the cache said to a training step in a process of its own, and a digest of output and gradients."""
+    """Run a training step in a new process. Returns hits and misses of the graph cache, and a digest of the results."""
     caches = {name: str(folder / name) for name in ("TORCHINDUCTOR_CACHE_DIR", "POLYCONV_CACHE_DIR")}
     said, bits = json.loads(python(_PROCESS, **caches, POLYCONV_TUNING_FILE="", **variables))
     return said, bits

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,12 +47,7 @@ class Found:
 
 def default_file() -> Path:
     """Default output of ``polyconv tune``, looked up last."""
-    return _in_folder(settings.cache_folder())
-
-
-@lru_cache(maxsize=4)
-def _in_folder(folder: Path) -> Path:
-    return folder / "tuning.json"  # cached: every new shape asks, and joining paths takes 5 us
+    return settings.cache_file("tuning.json")
 
 
 def files() -> tuple[Path, ...]:

@@ -44,12 +44,7 @@ def in_force(instruction_set: str, threads: int) -> Profile | None:
 def own_file() -> Path:
     """Default output file of ``polyconv calibrate``."""
     named = settings.current().profile
-    return _in_folder(settings.cache_folder()) if named is None or named == "off" else named
-
-
-@lru_cache(maxsize=4)
-def _in_folder(folder: Path) -> Path:
-    return folder / "profile.json"
+    return settings.cache_file("profile.json") if named is None or named == "off" else named
 
 
 @lru_cache(maxsize=16)

@@ -80,7 +80,7 @@ def names(peers: Sequence[Peer], axes: int) -> list[str]:
 
 
 def versions(peers: Sequence[Peer]) -> str:
-    """Peers and their versions, in words. Those of PyTorch have its version."""
+    """The names of peers, with the version of each that is a package of its own and not part of PyTorch."""
     found = [f"{peer} {_version(peer) or '(not installed)'}" if peer in EXPORTED else str(peer) for peer in peers]
     return ", ".join(found)
 
