@@ -20,6 +20,10 @@ ALGORITHMS = range(4)
 CHUNKS = Layer((3, 40, 28, 33), 37, (3, 3), (1, 1, 1, 1))
 FEW_CHUNKS = Layer((1, 40, 7, 7), 150, (3, 3), (1, 1, 1, 1))
 """Threads share its output channels."""
+ONE_IMAGE = Layer((1, 20, 26, 27), 24, (3, 3), (1, 1, 1, 1))
+"""Of a chunk or two, which threads share by rows."""
+THREE_IMAGES = Layer((3, 20, 9, 7), 33, (3, 3), (1, 1, 1, 1))
+"""Of one chunk, which threads share by images."""
 DILATED = Layer((1, 35, 30, 31), 70, (3, 3), (12, 12, 12, 12), (12, 12))
 CASES = {**cpu_passes.EDGES, **cpu_passes.BORDERED, **cpu_passes.STRIDED}
 
@@ -78,7 +82,11 @@ def test_every_register_tile(out_channels: int, instruction_set: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "window"])
-@pytest.mark.parametrize("case", [CHUNKS, FEW_CHUNKS, DILATED], ids=["chunks", "few chunks", "dilated"])
+@pytest.mark.parametrize(
+    "case",
+    [CHUNKS, FEW_CHUNKS, DILATED, ONE_IMAGE, THREE_IMAGES],
+    ids=["chunks", "few chunks", "dilated", "one image", "three images"],
+)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_same_bits_whatever_the_number_of_threads(algorithm: int, case: Layer, layout: str) -> None:
     x, w, _, _ = case.tensors()

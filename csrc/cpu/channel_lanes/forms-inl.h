@@ -195,8 +195,8 @@ class DirectForward {
   static constexpr int kBlockTiles = 2;
   static bool Serves(const Convolution&) { return true; }
 
-  DirectForward(const Convolution& conv, int units)
-      : conv_(conv), panels_(conv, TileShape{1, 1, conv.taps_h, conv.taps_w, false}, units) {
+  DirectForward(const Convolution& conv, int units, int threads)
+      : conv_(conv), panels_(conv, TileShape{1, 1, conv.taps_h, conv.taps_w, false}, units, threads) {
     for (int r = 0; r < conv.taps_h; r++) {
       for (int s = 0; s < conv.taps_w; s++) {
         taps_.push_back(r * static_cast<std::ptrdiff_t>(panels_.x_row()) +
@@ -294,8 +294,8 @@ class FastForward {
     return conv.stride_h == 1 && conv.stride_w == 1 && conv.taps_h <= AlongH::kR && conv.taps_w <= AlongW::kR;
   }
 
-  FastForward(const Convolution& conv, int units)
-      : grid_(conv, TileShape{AlongH::kM, AlongW::kM, AlongH::kR, AlongW::kR, true}, units),
+  FastForward(const Convolution& conv, int units, int threads)
+      : grid_(conv, TileShape{AlongH::kM, AlongW::kM, AlongH::kR, AlongW::kR, true}, units, threads),
         packer_(InputPixels(conv)),
         column_(conv.x_column),
         segment_(std::min(Segment(conv), grid_.panel_columns())),

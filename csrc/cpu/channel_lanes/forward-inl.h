@@ -23,12 +23,12 @@ namespace HWY_NAMESPACE {
 template <class Form>
 class ChannelForward {
  public:
-  ChannelForward(const Convolution& conv, const Schedule& schedule, const float* transformed)
+  ChannelForward(const Convolution& conv, const Schedule& schedule, const float* transformed, int threads)
       : conv_(conv),
         weights_(Form::Weights(conv)),
         reader_(Form::Reader(conv)),
         transformed_(transformed),
-        form_(conv, schedule.lanes > 0 ? schedule.lanes : ChooseUnits(conv)) {}
+        form_(conv, schedule.lanes > 0 ? schedule.lanes : ChooseUnits(conv), threads) {}
 
   void Run(const Runtime& runtime) const {
     const int units = form_.grid().ChunkUnits();
@@ -36,9 +36,9 @@ class ChannelForward {
     const std::size_t vector_pitch = static_cast<std::size_t>(units) * kLanes;
     const std::size_t matrix_pitch = static_cast<std::size_t>((units * block) | 1) * kLanes;
     const RowUnpacker unpacker(conv_);
-    // If there are few chunks for the threads, output channels are cut, too.
-    const int chunks = form_.grid().chunks();
-    const int parts = chunks < 4 * runtime.threads ? std::min(runtime.threads, weights_.tiles()) : 1;
+    // If there are few chunks, and not equally many for each thread, output channels are cut, too.
+    const int chunks = form_.grid().chunks(), threads = runtime.threads;
+    const int parts = chunks < 4 * threads && chunks % threads != 0 ? std::min(threads, weights_.tiles()) : 1;
     runtime.parallel_for(static_cast<std::int64_t>(chunks) * parts, [&](std::int64_t begin, std::int64_t end) {
       Carver carver;
       const std::size_t packed_at = carver.Take(form_.packed_size());
@@ -197,7 +197,8 @@ void TransformForwardWeights(const Convolution& conv, float* transformed, const 
 template <class Form>
 void RunForward(const Convolution& conv, const Schedule& schedule, const float* transformed, const Runtime& runtime) {
   if (conv.batch == 0 || conv.out_height <= 0 || conv.out_width <= 0) return;
-  WithForm<Form>(conv, [&]<class Chosen>() { ChannelForward<Chosen>(conv, schedule, transformed).Run(runtime); });
+  WithForm<Form>(
+      conv, [&]<class Chosen>() { ChannelForward<Chosen>(conv, schedule, transformed, runtime.threads).Run(runtime); });
 }
 
 template <class Form>

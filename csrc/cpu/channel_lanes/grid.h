@@ -10,7 +10,7 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <numeric>
+#include <cstdint>
 
 #include "common/convolution.h"
 #include "common/integers.h"
@@ -32,25 +32,8 @@ struct Panel {
 
 class PanelGrid {
  public:
-  PanelGrid(const Convolution& conv, const TileShape& tile, int wanted_units) : conv_(conv), tile_(tile) {
-    const int common = std::gcd(conv.stride_h, conv.dilation_h);
-    row_dilation_ = conv.dilation_h / common;
-    row_stride_ = conv.stride_h / common;
-    row_phases_ = std::min(row_dilation_, conv.out_height);
-    column_dilation_ = tile.column_phases ? conv.dilation_w : 1;
-    column_phases_ = std::min(column_dilation_, conv.out_width);
-    tile_rows_ = CeilDiv(CeilDiv(conv.out_height, row_dilation_), tile.rows);
-    tile_columns_ = CeilDiv(CeilDiv(conv.out_width, column_dilation_), tile.columns);
-    // Whole rows of tiles if they fit, otherwise parts of equal size.
-    const int columns = std::max(1, wanted_units / column_phases_);
-    panel_columns_ = CeilDiv(tile_columns_, CeilDiv(tile_columns_, columns));
-    const int rows = std::max(1, wanted_units / (panel_columns_ * column_phases_));
-    panel_rows_ = CeilDiv(tile_rows_, CeilDiv(tile_rows_, rows));
-    panels_h_ = CeilDiv(tile_rows_, panel_rows_), panels_w_ = CeilDiv(tile_columns_, panel_columns_);
-    panels_ = conv.batch * row_phases_ * panels_h_ * panels_w_;
-    const int fitting = std::clamp(wanted_units / PanelUnits(), 1, std::max(panels_, 1));
-    panels_per_chunk_ = panels_h_ * panels_w_ == 1 ? CeilDiv(panels_, CeilDiv(panels_, fitting)) : 1;
-  }
+  // Of about `wanted_units` tiles per chunk. If there are few, the threads get equally many.
+  PanelGrid(const Convolution& conv, const TileShape& tile, int wanted_units, int threads = 1);
 
   int panels() const { return panels_; }
   int panels_per_chunk() const { return panels_per_chunk_; }
@@ -63,10 +46,11 @@ class PanelGrid {
   Panel PanelAt(int index) const {
     Panel panel{};
     panel.first_column = index % panels_w_ * panel_columns_;
-    panel.first_row = index / panels_w_ % panels_h_ * panel_rows_;
+    const int band = index / panels_w_ % panels_h_;
+    panel.first_row = FirstRow(band);
     panel.phase = index / (panels_w_ * panels_h_) % row_phases_;
     panel.image = index / (panels_w_ * panels_h_ * row_phases_);
-    panel.rows = std::min(panel_rows_, tile_rows_ - panel.first_row);
+    panel.rows = FirstRow(band + 1) - panel.first_row;
     panel.columns = std::min(panel_columns_, tile_columns_ - panel.first_column);
     return panel;
   }
@@ -111,6 +95,9 @@ class PanelGrid {
   bool IsRead(int input_row) const { return input_row % row_stride_ < tile_.taps_h; }
 
  private:
+  // Of a band of panels: tiles.
+  int FirstRow(int band) const { return static_cast<int>(std::int64_t{tile_rows_} * band / panels_h_); }
+
   const Convolution& conv_;
   const TileShape tile_;
   int row_dilation_, row_stride_, row_phases_;

@@ -19,8 +19,8 @@ namespace HWY_NAMESPACE {
 // Pixels of a panel: [row][vector of channels][column][lane], first of x, then of dy (forward pass: outputs).
 class PackedPanels {
  public:
-  PackedPanels(const Convolution& conv, const TileShape& tile, int wanted_units)
-      : grid_(conv, tile, wanted_units),
+  PackedPanels(const Convolution& conv, const TileShape& tile, int wanted_units, int threads = 1)
+      : grid_(conv, tile, wanted_units, threads),
         x_(InputPixels(conv)),
         dy_(OutputPixels(conv)),
         // Odd numbers of columns, against conflicts of rows in cache sets.

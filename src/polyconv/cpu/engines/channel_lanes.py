@@ -14,7 +14,7 @@ from ...backend import Run
 from ...numerics.prediction import Way, error_of, reduction_of
 from ...problem import Extents, PaddingMode, Pass, Problem
 from ...tuning_key import layout
-from ...util.intmath import ceil_div
+from ...util.intmath import ceil_div, round_up
 from .. import native
 from ..device import CpuDevice
 from ..operators import Instead, common_operators
@@ -30,6 +30,10 @@ WEIGHTS_IN_CACHE = 384 * 2**10
 """Transformed weights up to this size [bytes] are made once for all tiles."""
 TILE_VECTORS = 4
 """Vectors of output channels in the widest register tile, the unit in which outputs are cut among threads."""
+MANY = 4
+"""Chunks per thread from which on they are not cut to be equally many for each."""
+FEW_CHANNELS = 64
+"""Output channels of a register tile. If there are more, these are cut among threads, otherwise tiles are."""
 READ_AGAIN = 16.0
 """Cycles per vector of weights read from beyond the core's caches."""
 
@@ -122,7 +126,7 @@ def _forward_candidate(problem: Problem, index: int, scheme: KernelScheme, devic
     weight_cycles = cycles = 0.0
     for part in parts:
         count, tiles = problem.groups * part.times, _tiles(part.batch, part.size, part.dilation, scheme)
-        chunks = _chunks(part, scheme, tiles)
+        chunks = _chunks(part, scheme, tiles, device.cores)
         weight_cycles += count * _weight_cycles(part, scheme, device, chunks)
         cycles += count * forward_cycles(part, scheme, device, tiles, chunks)
     return CpuCandidate(
@@ -163,23 +167,37 @@ def forward_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice, t
     read = (pixels * per_input + per_transform) * x_vectors
     made = (pixels * per_output + per_transform + 0.6 * tiles * terms) * y_vectors
     crowding = 0.8 if scheme.direct else 0.92 + 0.0036 * points
-    loads, idle = _repeated(chunks, y_vectors, device.cores)
-    return crowding * (loads * read + idle * made) + READ_AGAIN * terms * y_vectors
+    reading, computing = _shares(part, scheme, chunks, y_vectors, device.cores)
+    return crowding * (reading * read + computing * made) + READ_AGAIN * terms * y_vectors
 
 
-def _repeated(chunks: int, y_vectors: int, cores: int) -> tuple[float, float]:
+def _shares(part: Correlation, scheme: KernelScheme, chunks: int, y_vectors: int, cores: int) -> tuple[float, float]:
     """Time of all cores until the last one is done, as a multiple of the time of one core: for reading the input, and
-    for computing outputs. With few chunks per core output channels are cut, too, and each part reads the chunk."""
-    parts = max(1, min(cores, ceil_div(y_vectors, TILE_VECTORS))) if chunks < 4 * cores else 1
+    for computing outputs. With few chunks, and not equally many per core, output channels are cut, too, and each part
+    reads the chunk."""
+    if chunks < MANY * cores and chunks % cores == 0:
+        rows = _tile_rows(part, scheme)
+        uneven = ceil_div(rows, cores) * cores / rows
+        return uneven, uneven
+    parts = max(1, min(cores, ceil_div(y_vectors, TILE_VECTORS))) if chunks < MANY * cores else 1
     items = ceil_div(chunks * parts, cores)
     return ceil_div(items, parts) * cores / chunks, items * cores / (chunks * parts)
 
 
-def _chunks(part: Correlation, scheme: KernelScheme, tiles: int) -> int:
-    """Number of chunks of tiles, the unit of work of a thread."""
+def _chunks(part: Correlation, scheme: KernelScheme, tiles: int, cores: int) -> int:
+    """Number of chunks of tiles, the unit of work of a thread (``csrc/cpu/channel_lanes/grid.cc``)."""
     room = 4 * prod(scheme.points) * (part.channels + 96)
     units = 128 if scheme.direct else min(96.0, max(56.0, 1.2 * 2**20 / room))
-    return max(1, ceil(tiles / units))
+    chunks = max(1, ceil(tiles / units))
+    if chunks < MANY * cores and part.outputs <= FEW_CHANNELS:
+        return min(round_up(chunks, cores), max(1, _tile_rows(part, scheme)))
+    return chunks
+
+
+def _tile_rows(part: Correlation, scheme: KernelScheme) -> int:
+    """Number of rows of tiles of an output."""
+    dilation = part.dilation[0]
+    return part.batch * ceil_div(ceil_div(part.size[0], dilation), scheme.outputs[0]) * dilation
 
 
 def _weight_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice, chunks: int) -> float:
