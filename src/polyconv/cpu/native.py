@@ -140,6 +140,13 @@ def facts() -> dict[str, Any]:
     return said
 
 
+def free_idle_outputs() -> None:
+    """Return idle memory of pooled outputs to the system."""
+    set_limit = torch.ops.polyconv_cpu.set_output_pool_limit
+    set_limit(0)
+    set_limit(settings.current().output_pool)
+
+
 def plan_numbers(engine: str, algorithm: int) -> list[int]:
     """Plan argument of a forward pass: content of the lanes and scheme. Zeros leave the tiling to the kernels."""
     return [facts()["lanes"].index(engine), algorithm, 0, 0, 0]
