@@ -26,6 +26,7 @@ from ..plan import KernelSpec, Launch, Schedule, Task
 from . import fprop_dgrad_nhwc, wgrad_nhwc
 from .fprop_dgrad import MANY_PHASES, MOST_PHASES, PhaseTables, roles
 from .fprop_dgrad_nhwc import CHUNK, COPIED, ImplicitGemmNhwcCandidate
+from .wgrad import bordered
 from .wgrad_nhwc import WgradNhwcCandidate
 
 RANK = 3
@@ -70,6 +71,8 @@ def _of_slices(strides: Strides) -> Strides:
 
 def why_not_flat(problem: Problem) -> str | None:
     """Why slices cannot be images one after another, or None."""
+    if bordered(problem):  # slices lack that of the depth
+        return f"cannot read a {problem.padding_mode} border"
     if problem.kind is Pass.DGRAD and max(problem.stride) > 1:
         return "not for input gradients with strides"
     if problem.kernel[0] > 1 and problem.w_strides[2] != problem.kernel[1] * problem.w_strides[3]:
@@ -197,6 +200,8 @@ class StridedGradient(_Gemm):
     def refusal(self, problem: Problem) -> str | None:
         if problem.kind is not Pass.DGRAD or max(problem.stride) == 1:
             return "only for input gradients with strides"
+        if bordered(problem):
+            return f"cannot read a {problem.padding_mode} border"
         if refused := super().refusal(_slices(problem)):
             return refused
         depth, volumes = problem.x_strides[2], (problem.x_strides[0], problem.y_strides[0])
