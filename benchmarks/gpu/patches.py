@@ -5,7 +5,8 @@
 
 Counted: sampled blocks of every launch, executed as machine code, at the scarcest resource. The copy of patches that
 PyTorch runs beside them is modelled, by its bytes. The bound is the memory's time (each tensor once) or that of the
-multiplications at the peak of the format, whichever is longer: tensor cores in bfloat16, FP32 units in float32.
+multiplications at the peak of the format, whichever is longer: tensor cores in bfloat16, FP32 units in float32 unless
+it may have TF32's error.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from polyconv.cuda.planner import DEVICES, Plan
 from polyconv.cuda.planner.volumes import BESIDE_EFFICIENCY, CudaVolumePlan, planned
 from polyconv.lowering.lower import lower
 from polyconv.lowering.reshape import Patches
-from polyconv.problem import Pass, Problem
+from polyconv.problem import TORCH_TOLERANCE, Pass, Problem
 from polyconv.tools.inspect.emulated_cost import count_plan, emulator
 
 A100 = DEVICES["a100"]
@@ -43,8 +44,8 @@ def problems() -> Iterator[tuple[str, Problem]]:
 
 def bound_ms(problem: Problem) -> float:
     moved = problem.element_bytes * sum(prod(shape) for shape in (problem.x_shape, problem.w_shape, problem.y_shape))
-    half = problem.dtype != "float32"
-    rate = (A100.products_per_clock(problem.dtype) if half else A100.fp32_per_clock) * A100.sms * A100.clock_mhz
+    half = problem.dtype != "float32" or problem.tolerance == TORCH_TOLERANCE
+    rate = (A100.products_per_clock("float16") if half else A100.fp32_per_clock) * A100.sms * A100.clock_mhz
     return max(moved / A100.dram_gbs / 1e6, problem.multiplications / rate / 1e3)
 
 

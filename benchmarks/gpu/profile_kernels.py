@@ -108,7 +108,8 @@ def problems() -> list[Problem]:
         (256, (4, 12, 16), 64, (1, 1, 1)),
     ):
         padding = tuple(taps[axis // 2] // 2 for axis in range(6))
-        found.append(make(1, c, size, k, taps, padding=padding, dtype="float16").channels_last())
+        volume = make(1, c, size, k, taps, padding=padding)
+        found += [volume, replace(volume, dtype="float16").channels_last()]
     return found
 
 

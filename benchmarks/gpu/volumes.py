@@ -1,7 +1,8 @@
-"""Volumes in channels_last_3d and bfloat16 on an A100: the kernels with three axes, and the lowering that ran before.
+"""Volumes on an A100: the kernels with three axes, and the lowering that ran before.
 
-    python benchmarks/gpu/volumes.py
-    python benchmarks/gpu/volumes.py unet   # layers whose name has this
+    python benchmarks/gpu/volumes.py        # bfloat16 in channels_last_3d
+    python benchmarks/gpu/volumes.py U-Net  # layers whose name has this
+    POLYCONV_TOLERANCE=torch python benchmarks/gpu/volumes.py "" float32  # contiguous, at TF32's accuracy
 
 Counted and bound as in patches.py. Copies and additions that PyTorch runs beside the kernels are modelled, by bytes.
 The last figure of a line is the modelled time with launches.
@@ -10,9 +11,11 @@ The last figure of a line is the modelled time with launches.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 from patches import A100, bound_ms, counted_ms
 
+from polyconv import settings
 from polyconv.cuda.planner.volumes import CudaVolumePlan, beside_us, plan_volume
 from polyconv.lowering.volume import WHOLE
 from polyconv.problem import Pass, Problem
@@ -34,13 +37,15 @@ def plans(problem: Problem) -> list[CudaVolumePlan]:
     return [plan] * (plan.choice == WHOLE) + [plan_volume(problem, A100, prefer=Preference(others[0]))]
 
 
-def main(word: str = "") -> None:
+def main(word: str = "", dtype: str = "bfloat16") -> None:
     print(f"{'':28} {'pass':6} {'bound':>8} {'kernels':>8} {'beside':>8} {'modelled':>8}  [ms]")
     for name, (x, w, stride) in LAYERS.items():
         if word not in name:
             continue
         for kind in Pass:
-            problem = Problem.make(kind, x, w, stride=(stride,) * 3, padding=(1,) * 6, dtype="bfloat16").channels_last()
+            problem = Problem.make(kind, x, w, stride=(stride,) * 3, padding=(1,) * 6, dtype=dtype)
+            problem = replace(problem, tolerance=settings.current().tolerance)
+            problem = problem if dtype == "float32" else problem.channels_last()
             for plan in plans(problem):
                 found, beside = counted_ms(plan), beside_us(plan.parts.extra_traffic[0], 0, A100) / 1e3
                 figures = f"{bound_ms(problem):8.3f} {found:8.3f} {beside:8.3f} {plan.cost_us / 1e3:8.3f}"

@@ -40,14 +40,14 @@ SPILLING = {
 """Transforms along H of the weight gradients that 13.2 compiles with spills by default."""
 NEWEST = list(ARCHITECTURES)[-1]
 ONLY_VOLTA = {"winograd_fp16x3/fused", "winograd_fp16x3/wgrad"}
+VOLUME = Shape((1, 16, 5, 9, 8), 32, (3, 3, 3), (1, 1, 1), padding=(1,) * 6, dilation=(1, 1, 1), layout="channels_last")
 SHAPES = {
     "depthwise/line": Shape((1, 16, 1, 400), 16, (1, 4), padding=(0, 0, 3, 0), groups=16),
     "depthwise/band": Shape((1, 16, 20, 20), 16, (5, 5), padding=(2, 2, 2, 2), groups=16),
     "depthwise": Shape((1, 16, 20, 20), 16, (3, 3), padding=(1, 1, 1, 1), groups=16),
     "1x1": Shape((2, 20, 10, 14), 36, (1, 1)),
-    "ndhwc": Shape(
-        (1, 16, 5, 9, 8), 32, (3, 3, 3), (1, 1, 1), padding=(1,) * 6, dilation=(1, 1, 1), layout="channels_last"
-    ),
+    "ndhwc": VOLUME,
+    "halo_volume": VOLUME,
     "nhwc": Shape((1, 16, 20, 20), 32, (3, 3), padding=(1, 1, 1, 1), layout="channels_last"),
     "": Shape((1, 16, 20, 20), 32, (3, 3), padding=(1, 1, 1, 1)),
 }

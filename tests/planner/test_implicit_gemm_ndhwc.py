@@ -33,6 +33,7 @@ from virtual_gpu import run_in_virtual_gpu
 from virtual_gpu.gpu import VirtualGpu
 
 SAME = (1,) * 6
+DEEP = (1, 1, 0, 0, 0, 0)
 
 
 def volume(
@@ -175,6 +176,7 @@ PLAIN = LAYERS["64 to 64"]
         (replace(PLAIN.contiguous(), batch=1), "channels are not adjacent"),
         (PLAIN.contiguous(), "do not follow one another"),
         (replace(PLAIN, padding_mode=PaddingMode.REFLECT), "cannot read a reflect border"),
+        (volume((1, 8, 4, 8, 8), 8, (1, 3, 3), padding=DEEP, padding_mode="reflect"), "cannot read a reflect border"),
         (replace(PLAIN, w_strides=(1728, 27, 1, 9, 3)), "the slices of the weight do not follow one another"),
         (replace(PLAIN, x_strides=(1, 1, *PLAIN.x_strides[2:])), "not aligned to 16 bytes"),
         (replace(PLAIN, batch=2**14).channels_last(), "too many pixels for one launch"),
@@ -193,6 +195,12 @@ STRIDED_PLAIN = LAYERS["strided"].for_pass(Pass.DGRAD)
     ("problem", "reason"),
     [
         (PLAIN.for_pass(Pass.DGRAD), "only for input gradients with strides"),
+        (
+            volume(
+                (1, 8, 4, 8, 8), 8, (3, 1, 1), kind=Pass.DGRAD, stride=(2, 1, 1), padding=DEEP, padding_mode="reflect"
+            ),
+            "cannot read a reflect border",
+        ),
         (volume((1, 12, 8, 8, 8), 8, (3, 3, 3), stride=(2, 2, 2), kind=Pass.DGRAD), "not multiples of 8"),
         (replace(STRIDED_PLAIN, vector_aligned=False), "aligned to 16 bytes"),
         (STRIDED_PLAIN.contiguous(), "channels are not adjacent"),

@@ -27,6 +27,7 @@ from .implicit_gemm import wgrad as implicit_gemm_wgrad
 from .plan import KernelSpec, Plan, Task, direct_name
 from .scaled_fp16 import fprop_dgrad as scaled_fp16_fprop_dgrad
 from .scaled_fp16 import halo as scaled_fp16_halo
+from .scaled_fp16 import halo_volume as scaled_fp16_halo_volume
 from .scaled_fp16 import halo_wgrad as scaled_fp16_halo_wgrad
 from .scaled_fp16 import wgrad as scaled_fp16_wgrad
 from .winograd import fused as winograd_fused
@@ -56,6 +57,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     winograd_fp16x3_nonfused,
     scaled_fp16_fprop_dgrad,
     scaled_fp16_halo,
+    scaled_fp16_halo_volume,
     scaled_fp16_halo_wgrad,
     scaled_fp16_wgrad,
     fprop_dgrad_mma,

@@ -1,9 +1,9 @@
 """Planner for volumes on CUDA devices: lowerings to 2-D problems, their cost, the choice, and the reasons.
 
-A volume runs on a kernel with three axes (cuda/planner/implicit_gemm/ndhwc.py), or is lowered to a sum of 2-D problems
-(:mod:`polyconv.lowering.volume_sum`), or one of its tensors is stacked (:mod:`polyconv.lowering.volume_stack`); the
-lowering of least modelled cost within the tolerance runs. Each copy or addition that PyTorch runs beside the kernels
-costs its memory traffic and a launch.
+A volume runs on a kernel with three axes (cuda/planner/implicit_gemm/ndhwc.py, scaled_fp16/halo_volume.py), or is
+lowered to a sum of 2-D problems (:mod:`polyconv.lowering.volume_sum`), or one of its tensors is stacked
+(:mod:`polyconv.lowering.volume_stack`); the lowering of least modelled cost within the tolerance runs. Each copy or
+addition that PyTorch runs beside the kernels costs its memory traffic and a launch.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from ...selection import Candidate, PlanError, Preference, select, why_not
 from ...util.gpu_arch import capability
 from .cost import LAUNCH_US
 from .device import CudaDevice, has_tf32
-from .implicit_gemm import ndhwc
 from .implicit_gemm.fprop_dgrad_nhwc import GENERATIONS
 from .plan import Autotunable, Plan
-from .planner import DEFAULT_WORKSPACE, plan_cuda
+from .planner import DEFAULT_WORKSPACE, candidates, plan_cuda
 
 BESIDE_EFFICIENCY = 0.7
 """Assumed share of the data-sheet bandwidth that PyTorch's copies and sums of strided slices reach."""
@@ -134,9 +133,12 @@ def _way(name: str, parts: Parts | str, device: CudaDevice, workspace: int) -> _
 
 def _whole(problem: Problem, device: CudaDevice) -> WholeVolume | str:
     """The problem for a kernel with three axes, or why there is none."""
-    if problem.dtype not in ndhwc.DTYPES or capability(device.arch) not in GENERATIONS:
-        return f"only for {' and '.join(ndhwc.DTYPES)} on GPUs from sm_{GENERATIONS[0]} on"
-    return next(ndhwc.candidates(problem)).refusal(problem) or WholeVolume(problem)
+    if capability(device.arch) not in GENERATIONS:
+        return f"only on GPUs from sm_{GENERATIONS[0]} on"
+    first = next(candidates(problem), None)
+    if first is None:
+        return f"not for the {problem.kind} of {problem.dtype} volumes"
+    return first.refusal(problem) or WholeVolume(problem)
 
 
 def _rounds_parts(parts: Parts) -> bool:

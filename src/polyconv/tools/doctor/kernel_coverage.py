@@ -166,7 +166,7 @@ def selected(subject: GpuUnderTest) -> dict[str, Way]:
 
 def all_problems() -> Iterator[tuple[str, Problem]]:
     """Self-test problems, then those that the remaining kernels need, then problems in half precision."""
-    for name, case in (*CASES.items(), *_more()):
+    for name, case in (*CASES.items(), *_more(), VOLUME):
         for kind in case.passes:
             yield f"{name}, {kind}", case.problem(kind)
     for dtype, (name, case) in product(HALF_DTYPES, (*CASES.items(), *_depthwise(), *_lines(), VOLUME)):

@@ -6,6 +6,9 @@
 // they serve every tap. Neither a pass for the largest magnitude of the whole tensor nor a converted copy is needed. The
 // scale of a block can only fall from channels to channels: its sums are then scaled with it, by a power of two.
 //
+// Images of a volume are the slices of its result. The taps of the kernel's slices that read inside follow one another:
+// 32 channels of one slice of the source are multiplied under all taps of a slice of the kernel, then those of the next.
+//
 // Grid: x = tile of pixels * channel tiles + channel tile, y = group. One phase.
 // Shared memory: the halo, [pixel][32 channels + 8], then a ring of kStages stages b[32][N] of packed weights. A pitch of
 // five chunks puts eight neighbouring pixels, which a matrix of ldmatrix reads, in different banks. Afterwards the sums.
@@ -24,6 +27,14 @@ struct ScaledHaloParams : ScaledImplicitGemmParams {
   int source_vector;  // channels are adjacent and aligned quads
 };
 
+// source_batch and written_batch are strides of slices.
+struct ScaledHaloVolumeParams : ScaledHaloParams {
+  i64 source_volume, next_volume;  // from a volume to the next; behind the last slice of the result
+  FastDivisor slices;              // of a volume of the result
+  int source_depth, taps_d;
+  int read_first_d, read_step_d, tap_step_d;
+};
+
 constexpr int kHaloPitch = 2 * kPipelinedDepth + 16;  // bytes
 
 // The ring holds weights alone.
@@ -34,7 +45,9 @@ struct HaloTile : Plain {
 
 template <class Tile>
 struct HaloBlock : ImplicitGemmBlock<Tile> {
-  int image, top, left;  // first pixel of the tile
+  static constexpr bool kVolume = false;
+  static constexpr int first_d = 0, taps_d = 1;  // slices of the kernel that read inside
+  int image, top, left;                          // first pixel of the tile
 
   __device__ __forceinline__ explicit HaloBlock(const ScaledHaloParams& p) : ImplicitGemmBlock<Tile>(p) {
     const u32 tile = this->first_pixel / Tile::kM, line = p.tiles_w.quotient(tile);
@@ -45,6 +58,36 @@ struct HaloBlock : ImplicitGemmBlock<Tile> {
     this->pixels = p.tile_height * p.tile_width.divisor;
   }
 };
+
+template <class Tile>
+struct HaloVolumeBlock : HaloBlock<Tile> {
+  static constexpr bool kVolume = true;
+  int volume, first_z, first_d, taps_d;
+
+  __device__ __forceinline__ explicit HaloVolumeBlock(const ScaledHaloVolumeParams& p) : HaloBlock<Tile>(p) {
+    volume = p.slices.quotient(this->image);
+    first_z = p.read_first_d + (this->image - volume * p.slices.divisor) * p.read_step_d;
+    int end = p.taps_d;
+    while (end > 0 && outside(p, end - 1)) end--;
+    for (first_d = 0; first_d < end && outside(p, first_d);) first_d++;
+    taps_d = end - first_d;
+  }
+
+  __device__ __forceinline__ bool outside(const ScaledHaloVolumeParams& p, int tap) const {
+    return u32(first_z + tap * p.tap_step_d) >= u32(p.source_depth);
+  }
+
+  // Offset of a slice of the source from that with the image's number.
+  __device__ __forceinline__ i64 slice(const ScaledHaloVolumeParams& p, int number) const {
+    return volume * p.source_volume + (first_z + (first_d + number) * p.tap_step_d - this->image) * p.source_batch;
+  }
+};
+
+// Declarations for the type of a block.
+template <class Tile>
+__device__ HaloBlock<Tile> block_of(const ScaledHaloParams&);
+template <class Tile>
+__device__ HaloVolumeBlock<Tile> block_of(const ScaledHaloVolumeParams&);
 
 template <class Tile>
 __device__ __forceinline__ bool exists(u32 pixel, const ScaledHaloParams& p, const HaloBlock<Tile>& block) {
@@ -62,11 +105,17 @@ __device__ __forceinline__ typename Tile::Element* written_at(u32 pixel, const S
          i64(block.w.written_first + (block.left + j) * block.w.written_step) * p.written_column;
 }
 
+template <class Tile>
+__device__ __forceinline__ typename Tile::Element* written_at(u32 pixel, const ScaledHaloVolumeParams& p,
+                                                              const HaloVolumeBlock<Tile>& block) {
+  return written_at<Tile>(pixel, static_cast<const ScaledHaloParams&>(p), block) + block.volume * p.next_volume;
+}
+
 // Passes every chunk of the halo, with its place in shared memory, to `visit`; zeros outside of the image. A warp reads
 // 32 pixels of a row, all 32 channels of each before the first is used: neighbouring threads have neighbouring channels,
 // or neighbouring pixels.
-template <class Tile, class Visit>
-__device__ __forceinline__ void visit_halo(const ScaledHaloParams& p, const HaloBlock<Tile>& block, int first_channel,
+template <class Tile, class Params, class Block, class Visit>
+__device__ __forceinline__ void visit_halo(const Params& p, const Block& block, int slice, int first_channel,
                                            const Visit& visit) {
   constexpr int kChunks = Tile::kDepth / kChunk;
   const int lane = threadIdx.x % 32;
@@ -75,6 +124,7 @@ __device__ __forceinline__ void visit_halo(const ScaledHaloParams& p, const Halo
   const int channels = p.unpadded - first_channel;  // that exist
   const float* source = reinterpret_cast<const float*>(p.source) + block.image * p.source_batch +
                         (i64(block.group) * p.unpadded + first_channel) * p.source_channel;
+  if constexpr (Block::kVolume) source += block.slice(p, slice);
 #pragma unroll 1
   for (int row = threadIdx.x / 32; row < p.halo_height; row += Tile::kThreads / 32) {
     const int y = first_y + row;
@@ -115,13 +165,12 @@ __device__ __forceinline__ void visit_halo(const ScaledHaloParams& p, const Halo
 }
 
 // Scales and rounds 32 channels of the halo to shared memory. Called by all threads, when the halo is free.
-template <class Tile>
-__device__ __forceinline__ void fill_halo(Accumulators<typename Tile::Base>& c, const ScaledHaloParams& p,
-                                          const HaloBlock<Tile>& block, int first_channel, unsigned char* halo,
-                                          int& exponent) {
+template <class Tile, class Params, class Block>
+__device__ __forceinline__ void fill_halo(Accumulators<typename Tile::Base>& c, const Params& p, const Block& block,
+                                          int slice, int first_channel, unsigned char* halo, int& exponent) {
   __shared__ u32 of_warps[Tile::kThreads / 32];
   u32 found = 0;
-  visit_halo(p, block, first_channel, [&](u32, const float (&values)[kChunk]) {
+  visit_halo<Tile>(p, block, slice, first_channel, [&](u32, const float (&values)[kChunk]) {
 #pragma unroll
     for (int i = 0; i < kChunk; i++) {
       const u32 bits = __float_as_uint(values[i]) & 0x7fffffffu;
@@ -146,7 +195,7 @@ __device__ __forceinline__ void fill_halo(Accumulators<typename Tile::Base>& c, 
         for (int i = 0; i < 8; i++) c.sum[m][n][i] = down(c.sum[m][n][i]);
   }
   const Scale scale(exponent);
-  visit_halo(p, block, first_channel, [&](u32 at, const float (&values)[kChunk]) {
+  visit_halo<Tile>(p, block, slice, first_channel, [&](u32 at, const float (&values)[kChunk]) {
     *reinterpret_cast<uint4*>(halo + at) = scaled_chunk(scale, values);
   });
   __syncthreads();
@@ -160,7 +209,7 @@ __device__ __forceinline__ void scaled_fp16_halo(const Params& p) {
   Accumulators<typename Tile::Base> c;
   int exponent = exponent_of(0);
   {
-    const HaloBlock<Tile> block(p);
+    const decltype(block_of<Tile>(p)) block(p);
     const u32 halo = u32(__cvta_generic_to_shared(shared));
     const u32 ring = halo + (p.halo_height * p.halo_width * kHaloPitch + 127) / 128 * 128;
     const TilePlace<typename Tile::Base> place(threadIdx.x);
@@ -176,22 +225,25 @@ __device__ __forceinline__ void scaled_fp16_halo(const Params& p) {
              (i * block.h.read_step * p.halo_width + j * block.w.read_step) * kHaloPitch;
     }
     const int taps = block.h.taps * block.w.taps, blocks = p.channels / Tile::kDepth;
+    const int all_taps = taps * block.taps_d;
     PackedCopies<Tile> packed(p, block);
+    packed.at += i64(block.first_d * taps) * p.channels * p.outputs_padded;
     const i64 next_tap = i64(p.channels - Tile::kDepth) * p.outputs_padded;
-    const i64 next_channels = i64(Tile::kDepth - taps * p.channels) * p.outputs_padded;
-    int copied = taps, column = 0, multiplied = 0, channel = 0;
+    const i64 next_channels = i64(Tile::kDepth - all_taps * p.channels) * p.outputs_padded;
+    int copied = all_taps, column = 0, multiplied = 0, channel = 0, slice = 0;
     u32 tap = 0;
     pipeline<Tile>(
-        ring, taps * blocks,
+        ring, all_taps * blocks,
         [&](u32 stage) {
           packed.start(stage + PackedCopies<Tile>::place());
           packed.at += next_tap;
-          if (--copied == 0) copied = taps, packed.at += next_channels;
+          if (--copied == 0) copied = all_taps, packed.at += next_channels;
         },
         [&](u32 stage) {
           if (multiplied == 0) {
-            fill_halo(c, p, block, channel, shared, exponent);
-            channel += Tile::kDepth, multiplied = taps, column = block.w.taps, tap = 0;
+            fill_halo<Tile>(c, p, block, slice, channel, shared, exponent);
+            multiplied = taps, column = block.w.taps, tap = 0;
+            if (++slice == block.taps_d) channel += Tile::kDepth, slice = 0;
           }
 #pragma unroll
           for (int k = 0; k < Tile::kDepth / kMatrix; k++) {
@@ -211,7 +263,7 @@ __device__ __forceinline__ void scaled_fp16_halo(const Params& p) {
           if (--column == 0) column = block.w.taps, tap += down - column * right;
         });
   }
-  write_scaled<Plain, HaloBlock<Plain>>(c, p, shared, exponent + *p.packed_exponent);
+  write_scaled<Plain, decltype(block_of<Plain>(p))>(c, p, shared, exponent + *p.packed_exponent);
 }
 
 }  // namespace polyconv

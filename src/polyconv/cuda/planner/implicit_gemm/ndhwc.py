@@ -26,6 +26,7 @@ from ..plan import KernelSpec, Launch, Schedule, Task
 from . import fprop_dgrad_nhwc, wgrad_nhwc
 from .fprop_dgrad import MANY_PHASES, MOST_PHASES, PhaseTables, roles
 from .fprop_dgrad_nhwc import CHUNK, COPIED, ImplicitGemmNhwcCandidate
+from .wgrad import bordered
 from .wgrad_nhwc import WgradNhwcCandidate
 
 RANK = 3
@@ -58,22 +59,31 @@ def flattened(problem: Problem) -> Problem:
         batch=problem.batch * (problem.in_size if problem.kind is Pass.DGRAD else problem.out_size)[0],
         kernel=(slices * rows, problem.kernel[2]),
         padding=(top, below, left, right),
-        x_strides=_of_slices(problem.x_strides),
-        y_strides=_of_slices(problem.y_strides),
+        x_strides=of_slices(problem.x_strides),
+        y_strides=of_slices(problem.y_strides),
     )
 
 
-def _of_slices(strides: Strides) -> Strides:
+def of_slices(strides: Strides) -> Strides:
     _, channel, depth, row, column = strides
     return depth, channel, row, column
 
 
-def why_not_flat(problem: Problem) -> str | None:
-    """Why slices cannot be images one after another, or None."""
+def why_not_below(problem: Problem) -> str | None:
+    """Why the rows of all slices of the kernel cannot be packed one below the other, or None."""
+    if bordered(problem):  # slices lack that of the depth
+        return f"cannot read a {problem.padding_mode} border"
     if problem.kind is Pass.DGRAD and max(problem.stride) > 1:
         return "not for input gradients with strides"
     if problem.kernel[0] > 1 and problem.w_strides[2] != problem.kernel[1] * problem.w_strides[3]:
         return "the slices of the weight do not follow one another"
+    return None
+
+
+def why_not_flat(problem: Problem) -> str | None:
+    """Why slices cannot be images one after another, or None."""
+    if refused := why_not_below(problem):
+        return refused
     gathered, (batch, _, depth, _, _), slices = problem.x_strides, problem.y_strides, problem.out_size[0]
     if problem.kind is Pass.DGRAD:
         gathered, (batch, _, depth, _, _), slices = problem.y_strides, problem.x_strides, problem.in_size[0]
@@ -82,7 +92,7 @@ def why_not_flat(problem: Problem) -> str | None:
     return "volumes are not aligned to 16 bytes" if problem.batch > 1 and gathered[0] % CHUNK else None
 
 
-def _depth_of_gemm(problem: Problem) -> dict[str, int]:
+def depth_of_gemm(problem: Problem) -> dict[str, int]:
     """Fields of ``VolumeParams``."""
     forward, dilation, before = problem.kind is Pass.FPROP, problem.dilation[0], problem.padding[0]
     x, y = (problem.x_strides[0], problem.in_size[0]), (problem.y_strides[0], problem.out_size[0])
@@ -171,7 +181,7 @@ def _slices(problem: Problem, count: int = 1) -> Problem:
         problem.across(0),
         batch=count,
         x_strides=(problem.stride[0] * depth, channel, row, column),
-        y_strides=_of_slices(problem.y_strides),
+        y_strides=of_slices(problem.y_strides),
     )
 
 
@@ -197,6 +207,8 @@ class StridedGradient(_Gemm):
     def refusal(self, problem: Problem) -> str | None:
         if problem.kind is not Pass.DGRAD or max(problem.stride) == 1:
             return "only for input gradients with strides"
+        if bordered(problem):
+            return f"cannot read a {problem.padding_mode} border"
         if refused := super().refusal(_slices(problem)):
             return refused
         depth, volumes = problem.x_strides[2], (problem.x_strides[0], problem.y_strides[0])
@@ -311,7 +323,7 @@ def _displaced(launch: Launch, **offsets: int) -> Launch:
 
 
 FPROP_DGRAD = {
-    dtype: tuple(VolumeCandidate(_Gemm(tile.of(dtype), COPIED), _depth_of_gemm) for tile in fprop_dgrad_nhwc.TILES)
+    dtype: tuple(VolumeCandidate(_Gemm(tile.of(dtype), COPIED), depth_of_gemm) for tile in fprop_dgrad_nhwc.TILES)
     for dtype in DTYPES
 }
 STRIDED = {dtype: tuple(StridedGradient(tile.of(dtype), COPIED) for tile in fprop_dgrad_nhwc.TILES) for dtype in DTYPES}

@@ -92,15 +92,18 @@ class HaloCandidate(ScaledCandidate):
     """fprop, or dgrad with stride 1, of float32 tensors."""
 
     tile: PipelinedTile
+    struct = ScaledHaloParams
+    prefix = "scaled_fp16_halo"
+    """Of the kernels' symbols."""
 
     @cached_property
     def kernel(self) -> KernelSpec:
         tile = self.tile
         plain = KernelSpec.of(
-            ScaledHaloParams,
+            self.struct,
             "scaled_fp16/halo",
             tile,
-            symbol=f"scaled_fp16_halo_{tile.name}",
+            symbol=f"{self.prefix}_{tile.name}",
             threads=tile.threads,
             min_blocks=tile.min_blocks(0),
             facts={**pipeline_facts(tile), **PHASE_FACTS, "polyconv::kHaloPitch": PITCH},
@@ -134,12 +137,18 @@ class HaloCandidate(ScaledCandidate):
             return replace(problem, dtype="float16", in_channels=padded)
         return replace(problem, dtype="float16", out_channels=padded)
 
+    @staticmethod
+    def _of_weights(problem: Problem) -> Problem:
+        """The problem whose weights are packed."""
+        return problem
+
     # ---- tasks
 
     def tasks(self, problem: Problem, sms: int, workspace: int) -> Iterator[Task]:
-        converted = self._converted(problem, problem.batch)
+        flat = self._of_weights(problem)
+        converted = self._converted(flat, flat.batch)
         r, (tables,) = roles(converted), phase_tables(converted, DEPTH)
-        yield w_of(problem, sms).magnitude_task
+        yield w_of(flat, sms).magnitude_task
         yield self._pack_task(converted, r, tables)
         yield self._halo_task(problem)
 
@@ -191,24 +200,22 @@ class HaloCandidate(ScaledCandidate):
     # ---- launches
 
     def schedule(self, problem: Problem, sms: int, workspace: int) -> Schedule:
-        converted, w = self._converted(problem, problem.batch), w_of(problem, sms)
+        flat = self._of_weights(problem)
+        converted, w = self._converted(flat, flat.batch), w_of(flat, sms)
         r, (tables,) = roles(converted), phase_tables(converted, DEPTH)
         packed = ("workspace", w.magnitude_bytes)
-        found = [w.magnitude(0), self._scaled_pack(problem, converted, r, tables, w, packed)]
-        found.append(self._halo(problem, converted, r, tables, packed, w.exponent(0)))
+        found = [w.magnitude(0), self._scaled_pack(flat, converted, r, tables, w, packed)]
+        found.append(self._halo(problem, self._halo_task(problem), tables.rows, packed, w.exponent(0)))
         used = packed[1] + self._packed_bytes(converted, tables)
         return Schedule(tuple(found), used, used if problem.kind is Pass.FPROP else 0)
 
     def _halo(
-        self,
-        problem: Problem,
-        converted: Problem,
-        r: Roles,
-        tables: PhaseTables,
-        packed: tuple[str, int],
-        exponent: tuple[str, int],
+        self, problem: Problem, task: Task, rows: int, packed: tuple[str, int], exponent: tuple[str, int]
     ) -> Launch:
+        """``rows``: of the packed weights of a group."""
         own, one = roles(problem), rectangle(problem, self.tile.m)
+        converted = self._converted(problem, problem.batch)
+        r, (tables,) = roles(converted), phase_tables(converted, DEPTH)
         fields = {
             "tiles_h": ceil_div(r.phases_h[0].count, one.height),
             "tiles_w": ceil_div(r.phases_w[0].count, one.width),
@@ -220,7 +227,7 @@ class HaloCandidate(ScaledCandidate):
             "source_vector": int(dense_channels(own.source_strides, own.channels, problem)),
             "written_vector": self._written_vector(problem, own, one),
         }
-        (launch,), task = self._gather(converted, r, tables, None, packed), self._halo_task(problem)
+        (launch,) = self._gather(converted, r, replace(tables, rows=rows), None, packed)
         pointers = (*launch.pointers, *kernel_params.slots(ScaledHaloParams, packed_exponent=exponent))
         launch = replace(launch, pointers=pointers, grid=task.grid, work=task.work, dynamic_shared=task.dynamic_shared)
         return with_fields(launch, fields)
