@@ -622,11 +622,49 @@ def test_a_change_of_any_parameter_is_seen(absent: str | None, monkeypatch: pyte
         with torch.no_grad():
             changed.mul_(2)
         assert not holds(inputs)
+    for changed in constants[::7] * 10:
+        holds = backend._unchanged(constants, positions, backend._versions(constants))
+        before, changed.data = changed.data, torch.randn(3)
+        assert not holds((7, *constants, None))
+        changed.data = before
+        del before
+        assert holds((7, *constants, None))
+        changed.data = torch.randn(3)  # the next memory may have the address of what this frees
+        changed.data = torch.randn(3)
+        assert not holds((7, *constants, None))
     if absent is None:
         holds = backend._unchanged(constants[:1], [0], backend._versions(constants[:1]))
         other = constants[0].clone().mul_(2)
         torch.utils.swap_tensors(constants[0], other)
         assert not holds((constants[0],))
+
+
+class Stream(nn.Module):
+    """A convolution over time, which keeps the last steps of its input for the next call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(16, 16, 3)
+        self.register_buffer("last", torch.zeros(1, 16, 2, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([self.last, x], 2)
+        self.last.copy_(x[:, :, -2:])
+        return self.convolution(x).relu()
+
+
+@pytest.mark.usefixtures("_ours")
+def test_a_buffer_that_a_graph_writes_is_no_constant() -> None:
+    model = Stream()
+    original = copy.deepcopy(model).double()
+    compiled = torch.compile(model, backend="polyconv", options=QUICK)
+    with torch.no_grad(), warnings.catch_warnings(), backend.layers_that_run() as layers:
+        warnings.simplefilter("error", RuntimeWarning)
+        for _ in range(5):
+            x = torch.randn(1, 16, 5, 10)
+            torch.testing.assert_close(compiled(x).double(), original(x.double()), atol=1e-4, rtol=1e-4)
+    assert len(layers) == 5
+    assert all(layer.choice.candidate is not None for layer in layers)
 
 
 @pytest.mark.usefixtures("_ours")
