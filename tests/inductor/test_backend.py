@@ -290,6 +290,25 @@ def test_pixels_are_shuffled_in_channels_last(factors: tuple[int, int]) -> None:
 
 
 @pytest.mark.usefixtures("_ours")
+def test_a_shuffle_of_images_and_channels_is_no_pixel_shuffle() -> None:
+    """Its reshape counts images as channels. The pass then failed, and Inductor compiled alone."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolution = nn.Conv2d(4, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.convolution(x).reshape(1, 2, 2, 2, 8, 8)
+            return y.permute(0, 1, 4, 2, 5, 3).reshape(1, 2, 16, 16)
+
+    model, x = Mixed().eval(), torch.randn(2, 4, 8, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        agree(torch.compile(model, backend="polyconv", options=QUICK), model, x)
+
+
+@pytest.mark.usefixtures("_ours")
 def test_pixels_are_shuffled_behind_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     times = {choice.CHAIN: 1.0, choice.SEPARATE: 2.0}
     monkeypatch.setattr(choice.Chooser, "_chain_trials", lambda self, chain: Entry(choice.CHAIN, times, 2.0))
@@ -530,6 +549,24 @@ def test_prologues_are_fused(options: dict[str, Any]) -> None:
     agree(compiled, model, x)
     assert all(f"of {n} normalised tensors" in str(each) for n, each in zip((1, 2, 3), seen, strict=True))
     assert not any("native_batch_norm" in code for code in codes)
+
+
+@pytest.mark.usefixtures("_ours")
+def test_a_prologue_of_integers_is_not_fused() -> None:
+    """Kernels join tensors in float32, and normalisation also converts."""
+
+    class Normalised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Conv2d(3, 16, 1)
+            self.register_buffer("mean", torch.rand(3, 1, 1))
+            self.register_buffer("factor", torch.rand(3, 1, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last((x - self.mean) * self.factor)
+
+    model, x = Normalised().eval(), torch.randint(0, 255, (1, 3, 9, 11), dtype=torch.uint8)
+    agree(torch.compile(model, backend="polyconv", options=QUICK), model, x)
 
 
 class Gated(nn.Module):
