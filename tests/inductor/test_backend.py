@@ -458,6 +458,25 @@ def test_transposed_convolutions_run_on_packed_weights() -> None:
 
 
 @pytest.mark.usefixtures("_ours")
+def test_constants_behind_transposed_convolutions() -> None:
+    """Inductor would multiply the weight of the first one along its input channels, and not compile the other one."""
+
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.ConvTranspose2d(8, 8, 4, 2, 1), nn.ConvTranspose2d(8, 1, 4, 2, 1)
+            self.norm = nn.BatchNorm2d(8)
+            for values in (self.norm.running_mean, self.norm.weight, self.norm.bias):
+                nn.init.normal_(values)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.norm(self.first(x)).relu()) * 0.5 + 0.5
+
+    model, x = Decoder().eval(), torch.randn(2, 8, 6, 5)
+    agree(torch.compile(model, backend="polyconv", options=QUICK), model, x)
+
+
+@pytest.mark.usefixtures("_ours")
 def test_few_phases_of_a_transposed_convolution_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swap, "_phase_trials", lambda call: Entry(swap.PHASES, {swap.PHASES: 1.0}, 2.0))
 
