@@ -18,7 +18,9 @@ constexpr const char* kName = "polyconv.runtime.parameters";
 struct Parameter {
   PyObject* object;  // owned
   Py_ssize_t position;
-  const c10::TensorImpl* impl;  // not owned: torch.utils.swap_tensors requires that nothing else refers to it
+  const c10::TensorImpl* impl;      // not owned: torch.utils.swap_tensors requires that nothing else refers to it
+  const c10::StorageImpl* storage;  // `weight.data = other` replaces it, and moves no version
+  c10::weak_intrusive_ptr<c10::StorageImpl> no_other_there;  // while this lives, though its memory may be freed
   uint32_t version;
 };
 
@@ -75,6 +77,7 @@ bool Holds(const Compiled& compiled, PyObject* inputs) {
       // The object may have been given another tensor, by torch.utils.swap_tensors. Until here the old one may be gone.
       if (PointerAt(one.object, compiled.offset) != one.impl) return false;
       __builtin_prefetch(&one.impl->version_counter());
+      __builtin_prefetch(&one.impl->unsafe_storage());
     }
     if (i >= kAhead && i - kAhead < all.size()) {
       __builtin_prefetch(PointerAt(&all[i - kAhead].impl->version_counter(), 0));  // the counter itself, most likely
@@ -82,6 +85,7 @@ bool Holds(const Compiled& compiled, PyObject* inputs) {
     if (i >= 2 * kAhead) {
       const Parameter& one = all[i - 2 * kAhead];
       if (VersionOf(*one.impl) != one.version) return false;
+      if (one.impl->unsafe_storage().unsafeGetStorageImpl() != one.storage) return false;
     }
   }
   return true;
@@ -109,8 +113,10 @@ PyObject* Parameters(PyObject*, PyObject* arguments) {
     if (offset == 0 || (i > 0 && offset != compiled->offset)) Py_RETURN_NONE;
     compiled->offset = offset;
     Py_INCREF(object);
-    compiled->all.push_back({object, PyLong_AsSsize_t(PyList_GetItem(positions, i)),
-                             static_cast<const c10::TensorImpl*>(impl),
+    const auto* tensor = static_cast<const c10::TensorImpl*>(impl);
+    compiled->all.push_back({object, PyLong_AsSsize_t(PyList_GetItem(positions, i)), tensor,
+                             tensor->unsafe_storage().unsafeGetStorageImpl(),
+                             tensor->unsafe_storage().getWeakStorageImpl(),
                              static_cast<uint32_t>(PyLong_AsUnsignedLong(PyList_GetItem(versions, i)))});
   }
   if (PyErr_Occurred()) return nullptr;

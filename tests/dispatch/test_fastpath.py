@@ -22,6 +22,7 @@ from polyconv import settings
 from polyconv.backend import backend_for, override
 from polyconv.cpu import native
 from polyconv.cpu.backend import CpuBackend
+from polyconv.cpu.weight_cache import MOST_PLANS, TransformedWeights
 from polyconv.dispatch import fastpath, operator_path
 from polyconv.dispatch import prepare as dispatch_prepare
 from polyconv.dispatch.op import CONV2D
@@ -272,6 +273,35 @@ def test_a_model_too_large_to_be_kept_is_kept_in_part() -> None:
         del model[0]
         model(x)
         assert {address for address, *_ in backend.weights._kept} == {layer.weight.data_ptr() for layer in model[:2]}
+
+
+@native_only
+def test_each_plan_of_a_weight_is_kept() -> None:
+    """A head that several levels of a pyramid share has images of several sizes, and plans, in each call."""
+    cache, made = TransformedWeights(), []
+    x, w, other = torch.randn(1, 16, 8, 8), torch.randn(16, 16, 3, 3), torch.randn(16, 16, 3, 3)
+
+    def of(weight: Tensor, *plans: int) -> int:
+        """Transforms that are made in two rounds of these plans."""
+        made.clear()
+        for plan in (*plans, *plans):
+            cache.of(x, weight, x, [], [plan], transform=lambda: made.append(0) or torch.zeros(100))
+        return len(made)
+
+    assert of(w, 0, 1, 2) == 3
+    assert cache.size == 1200
+    w.add_(1.0)
+    assert of(w, 1) == 1
+    assert cache.size == 400  # those of the former weight are dropped
+    assert of(w, *range(MOST_PLANS)) == MOST_PLANS - 1
+    assert of(w, MOST_PLANS) == 1
+    assert cache.size == MOST_PLANS * 400
+    assert of(other, 0) == 1
+    cache.limit = cache.size
+    assert of(other, 1) == 1  # in place of plan 0
+    assert of(other, 0, 1) == 4
+    assert cache.size == cache.limit
+    assert of(w, *range(2, MOST_PLANS)) == 0
 
 
 def modules_entered(call: Callable[[], object]) -> set[str]:

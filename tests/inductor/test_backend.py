@@ -290,6 +290,25 @@ def test_pixels_are_shuffled_in_channels_last(factors: tuple[int, int]) -> None:
 
 
 @pytest.mark.usefixtures("_ours")
+def test_a_shuffle_of_images_and_channels_is_no_pixel_shuffle() -> None:
+    """Its reshape counts images as channels. The pass then failed, and Inductor compiled alone."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolution = nn.Conv2d(4, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.convolution(x).reshape(1, 2, 2, 2, 8, 8)
+            return y.permute(0, 1, 4, 2, 5, 3).reshape(1, 2, 16, 16)
+
+    model, x = Mixed().eval(), torch.randn(2, 4, 8, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        agree(torch.compile(model, backend="polyconv", options=QUICK), model, x)
+
+
+@pytest.mark.usefixtures("_ours")
 def test_pixels_are_shuffled_behind_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     times = {choice.CHAIN: 1.0, choice.SEPARATE: 2.0}
     monkeypatch.setattr(choice.Chooser, "_chain_trials", lambda self, chain: Entry(choice.CHAIN, times, 2.0))
@@ -439,6 +458,25 @@ def test_transposed_convolutions_run_on_packed_weights() -> None:
 
 
 @pytest.mark.usefixtures("_ours")
+def test_constants_behind_transposed_convolutions() -> None:
+    """Inductor would multiply the weight of the first one along its input channels, and not compile the other one."""
+
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.ConvTranspose2d(8, 8, 4, 2, 1), nn.ConvTranspose2d(8, 1, 4, 2, 1)
+            self.norm = nn.BatchNorm2d(8)
+            for values in (self.norm.running_mean, self.norm.weight, self.norm.bias):
+                nn.init.normal_(values)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.norm(self.first(x)).relu()) * 0.5 + 0.5
+
+    model, x = Decoder().eval(), torch.randn(2, 8, 6, 5)
+    agree(torch.compile(model, backend="polyconv", options=QUICK), model, x)
+
+
+@pytest.mark.usefixtures("_ours")
 def test_few_phases_of_a_transposed_convolution_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swap, "_phase_trials", lambda call: Entry(swap.PHASES, {swap.PHASES: 1.0}, 2.0))
 
@@ -532,6 +570,24 @@ def test_prologues_are_fused(options: dict[str, Any]) -> None:
     assert not any("native_batch_norm" in code for code in codes)
 
 
+@pytest.mark.usefixtures("_ours")
+def test_a_prologue_of_integers_is_not_fused() -> None:
+    """Kernels join tensors in float32, and normalisation also converts."""
+
+    class Normalised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Conv2d(3, 16, 1)
+            self.register_buffer("mean", torch.rand(3, 1, 1))
+            self.register_buffer("factor", torch.rand(3, 1, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last((x - self.mean) * self.factor)
+
+    model, x = Normalised().eval(), torch.randint(0, 255, (1, 3, 9, 11), dtype=torch.uint8)
+    agree(torch.compile(model, backend="polyconv", options=QUICK), model, x)
+
+
 class Gated(nn.Module):
     """Squeeze-and-excitation in front of a 1x1 convolution with a residual."""
 
@@ -622,11 +678,49 @@ def test_a_change_of_any_parameter_is_seen(absent: str | None, monkeypatch: pyte
         with torch.no_grad():
             changed.mul_(2)
         assert not holds(inputs)
+    for changed in constants[::7] * 10:
+        holds = backend._unchanged(constants, positions, backend._versions(constants))
+        before, changed.data = changed.data, torch.randn(3)
+        assert not holds((7, *constants, None))
+        changed.data = before
+        del before
+        assert holds((7, *constants, None))
+        changed.data = torch.randn(3)  # the next memory may have the address of what this frees
+        changed.data = torch.randn(3)
+        assert not holds((7, *constants, None))
     if absent is None:
         holds = backend._unchanged(constants[:1], [0], backend._versions(constants[:1]))
         other = constants[0].clone().mul_(2)
         torch.utils.swap_tensors(constants[0], other)
         assert not holds((constants[0],))
+
+
+class Stream(nn.Module):
+    """A convolution over time, which keeps the last steps of its input for the next call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(16, 16, 3)
+        self.register_buffer("last", torch.zeros(1, 16, 2, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([self.last, x], 2)
+        self.last.copy_(x[:, :, -2:])
+        return self.convolution(x).relu()
+
+
+@pytest.mark.usefixtures("_ours")
+def test_a_buffer_that_a_graph_writes_is_no_constant() -> None:
+    model = Stream()
+    original = copy.deepcopy(model).double()
+    compiled = torch.compile(model, backend="polyconv", options=QUICK)
+    with torch.no_grad(), warnings.catch_warnings(), backend.layers_that_run() as layers:
+        warnings.simplefilter("error", RuntimeWarning)
+        for _ in range(5):
+            x = torch.randn(1, 16, 5, 10)
+            torch.testing.assert_close(compiled(x).double(), original(x.double()), atol=1e-4, rtol=1e-4)
+    assert len(layers) == 5
+    assert all(layer.choice.candidate is not None for layer in layers)
 
 
 @pytest.mark.usefixtures("_ours")

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
-from torch.nn.utils import parametrizations, weight_norm
+from torch.nn.utils import parametrizations, parametrize, weight_norm
 
 import polyconv
 from moved_weights import MOVES, offloaded_and_loaded_there
@@ -290,6 +290,23 @@ def test_a_parametrised_weight_is_computed_once(parametrise: Callable[[nn.Module
     with torch.no_grad():
         assert conv.weight is not conv.weight
         assert torch.equal(conv(x), changed)
+
+
+def test_a_parametrised_weight_follows_other_memory() -> None:
+    """Also where a new object has the ``id`` of the one that it replaces."""
+    conv = parametrizations.weight_norm(polyconv.Conv1d(4, 4, 3)).eval()
+    polyconv.freeze(conv)
+    with torch.no_grad():
+        for _ in range(100):
+            before = conv.weight
+            other = torch.randn(4, 4, 3)
+            conv.parametrizations.weight.original1.data = other
+            other.untyped_storage()
+            del other
+            assert not torch.equal(conv.weight, before)
+        before = conv.weight
+        parametrize.register_parametrization(conv, "weight", nn.Tanh())
+        assert torch.equal(conv.weight, before.tanh())
 
 
 @native_only

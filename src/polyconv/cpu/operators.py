@@ -36,7 +36,7 @@ class Judge:
         key, judged = id(transformed), self._judged
         found = judged.get(key)
         if found is None or found[0]() is not transformed:
-            holding = None if self._weights is None else self._weights.holding(w, transformed)
+            holding = None if self._weights is None else self._weights.holding(transformed)
             if holding is None:
                 return None
             other = self._instead(w, holding)

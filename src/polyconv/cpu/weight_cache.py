@@ -14,11 +14,14 @@ from ..runtime.fork_safety import STATE_LOCK
 from ..runtime.frozen_weights import FrozenMark, mark_of
 from . import native
 
+MOST_PLANS = 4
+"""Plans of a weight that are kept: of a layer that is called with images of several sizes, each may have another."""
+
 
 @dataclass(slots=True)
 class _Kept:
     state: tuple[object, ...]
-    """Version counter of the weight, geometry and plan numbers, instruction set."""
+    """Version counter and type of the weight, and instruction set."""
     bits: int
     """Hash of the weight."""
     transformed: Tensor
@@ -41,7 +44,8 @@ class TransformedWeights:
         self.size = 0
         self._kept: dict[tuple[object, ...], _Kept] = {}
         """By address, shape and strides of the weight, so that a new view in each call finds its entry; and by whether
-        the input is channels_last, so that a layer that alternates layouts keeps one for each."""
+        the input is channels_last, the numbers of geometry and plan, so that a layer that alternates between layouts or
+        sizes keeps one for each."""
 
     def of(
         self,
@@ -60,8 +64,9 @@ class TransformedWeights:
         dense = _dense(w)
         if dense is None or w.is_inference():  # an inference tensor has no version counter
             return None
-        key, storage = (*_key(w), x.stride()[1:2] == (1,)), w.untyped_storage()
-        state = (w._version, *geometry, *plan, native.instruction_set())
+        weight = w.data_ptr(), w.shape, w.stride()
+        key, storage = (*weight, x.stride()[1:2] == (1,), *geometry, *plan), w.untyped_storage()
+        state = w._version, w.dtype, native.instruction_set()
         kept, promise = self._kept.get(key), mark_of(w if owner is None else owner) if frozen else None
         if (
             promise is not None
@@ -82,25 +87,27 @@ class TransformedWeights:
         new = _Kept(state, bits, transformed, weakref.ref(storage, lambda _: self._kept.pop(key, None)), promise)
         with STATE_LOCK:
             self._kept.pop(key, None)
-            # A list: making a tuple may start a collection after the iteration has begun, which drops entries.
-            self.size = sum(map(_bytes, list(self._kept.values())))
-            # No eviction: a model runs its layers in a cycle, so LRU would drop each entry before its next use.
-            if self.size + _bytes(new) <= self.limit:
-                self._kept[key] = new
-                self.size += _bytes(new)
+            # Lists: making a tuple may start a collection after the iteration has begun, which drops entries.
+            others = [other for other in list(self._kept) if other[: len(weight)] == weight]
+            current = [other for other in others if (its := self._kept.get(other)) is not None and its.state == state]
+            # No eviction of other weights: a model runs its layers in a cycle, so LRU would drop each entry before its
+            # next use. Of this one, what an earlier version had, and other plans if there is no room for another.
+            for dropped in ({*others} - {*current[1 - MOST_PLANS :]}, current):
+                for other in dropped:
+                    self._kept.pop(other, None)
+                self.size = sum(map(_bytes, list(self._kept.values())))
+                if self.size + _bytes(new) <= self.limit:
+                    self._kept[key] = new
+                    self.size += _bytes(new)
+                    break
         return transformed
 
-    def holding(self, w: Tensor, transformed: Tensor) -> set[object] | None:
+    def holding(self, transformed: Tensor) -> set[object] | None:
         """The predictions known to hold for a weight whose ``transformed`` is cached for later calls; else None."""
-        every = (self._kept.get((*_key(w), last)) for last in (False, True))
-        return next((kept.holding for kept in every if kept is not None and kept.transformed is transformed), None)
+        return next((kept.holding for kept in list(self._kept.values()) if kept.transformed is transformed), None)
 
 
 _operator = lru_cache(maxsize=8)(native.operator)
-
-
-def _key(w: Tensor) -> tuple[object, ...]:
-    return w.data_ptr(), w.shape, w.stride()
 
 
 def _dense(w: Tensor) -> Tensor | None:

@@ -8,6 +8,7 @@ A change of settings that plans depend on, or of the number of threads, makes Dy
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -77,10 +78,9 @@ class FrozenGraph:
     ) -> None:
         self._gm, self._options, self._outcomes, self._layers = gm, options, outcomes, layers
         self._static = private.static_inputs(inputs)
-        static = set(self._static)
-        self._others = [position for position in range(len(inputs)) if position not in static]
         self._lock = threading.Lock()
         self._times = 0
+        self._has_run: _Frozen | None = None
         self._changing: Callable[..., Any] | None = None
         """The graph without constant parameters, if they change too often."""
         self._frozen = self._freeze(inputs)
@@ -93,15 +93,31 @@ class FrozenGraph:
             return self._again(inputs)
         for listener in _listeners:
             listener.extend(frozen.layers)
-        return frozen.compiled(*(inputs[position] for position in self._others))
+        result = frozen.compiled(*(inputs[position] for position in frozen.others))
+        if self._has_run is not frozen:
+            self._has_run = frozen
+            if not frozen.holds(inputs):
+                self._leave_written(inputs, frozen)
+        return result
+
+    def _leave_written(self, inputs: Sequence[Any], frozen: _Frozen) -> None:
+        """Buffers that a call of the graph writes are no constants from the next compilation on."""
+        written = {
+            position
+            for position, version in zip(frozen.static, frozen.versions, strict=True)
+            if not isinstance(inputs[position], torch.nn.Parameter) and _versions([inputs[position]]) != [version]
+        }
+        self._static = [position for position in self._static if position not in written]
 
     def _freeze(self, inputs: Sequence[Any]) -> _Frozen:
-        constants, others = [[inputs[position] for position in at] for at in (self._static, self._others)]
+        static = self._static
+        others = [position for position in range(len(inputs)) if position not in {*static}]
+        constants = [inputs[position] for position in static]
         versions, layer_pass = _versions(constants), LayerPass(self._outcomes)
 
         def compiled_with(options: Mapping[str, Any]) -> Callable[..., Any]:
-            gm = private.with_constants(self._gm, inputs, self._static)
-            return private.compile_graph(gm, others, options)
+            gm = private.with_constants(self._gm, inputs, static)
+            return private.compile_graph(gm, [inputs[position] for position in others], options)
 
         try:
             passes = private.pass_options(layer_pass, self._options)
@@ -113,8 +129,8 @@ class FrozenGraph:
             warn_once(f'torch.compile(backend="polyconv") compiles a graph with Inductor alone: {reason}')
         self._times += 1
         trim_memory()
-        holds = _unchanged(constants, self._static, versions)
-        return _Frozen(holds, compiled, [*self._layers, *layer_pass.layers])
+        holds = _unchanged(constants, static, versions)
+        return _Frozen(holds, static, versions, others, compiled, [*self._layers, *layer_pass.layers])
 
     def _again(self, inputs: tuple[Any, ...]) -> Any:
         """Compile for changed parameters, and run."""
@@ -138,22 +154,36 @@ class _Frozen(NamedTuple):
 
     holds: Callable[[tuple[Any, ...]], bool]
     """True if inputs have the parameters that it was compiled with, unchanged."""
+    static: Sequence[int]
+    versions: Sequence[int]
+    """Positions of these parameters among the inputs, and their versions."""
+    others: Sequence[int]
+    """Positions of the inputs of :attr:`compiled`."""
     compiled: Callable[..., Any]
     layers: Sequence[CompiledLayer]
 
 
 def _unchanged(constants: list[Tensor], positions: list[int], versions: list[int]) -> Callable[[tuple[Any, ...]], bool]:
-    """A function that tells if the inputs at some positions are these tensors, at these versions."""
+    """A function that tells if the inputs at some positions are these tensors, at these versions, and in the same
+    memory: ``weight.data = other`` moves no version."""
     if why_not_native() is None:
         native = import_module(MODULE)
         if (parameters := native.parameters(constants, positions, versions)) is not None:
             return partial(native.is_unchanged, parameters)
 
+    memory = [weakref.ref(_memory(value)) for value in constants]
+
     def holds(inputs: tuple[Any, ...]) -> bool:
         found = [inputs[position] for position in positions]
-        return all(map(is_, found, constants)) and _versions(found) == versions
+        if not all(map(is_, found, constants)) or _versions(found) != versions:
+            return False
+        return all(known() is _memory(value) for known, value in zip(memory, found, strict=True))
 
     return holds
+
+
+def _memory(value: Tensor) -> object:
+    return value.untyped_storage() if value.layout is torch.strided else value
 
 
 def _versions(constants: list[Tensor]) -> list[int]:

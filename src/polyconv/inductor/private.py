@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import attrgetter
 from typing import Any
 
@@ -38,6 +38,7 @@ def missing() -> str | None:
         from torch._inductor import config, ir, lowering
         from torch._inductor.compile_fx import compile_fx  # noqa: F401
         from torch._inductor.custom_graph_pass import CustomGraphPass  # noqa: F401
+        from torch._inductor.fx_passes import freezing_patterns
 
         _ = (
             compilation_error(),
@@ -48,7 +49,8 @@ def missing() -> str | None:
             config.unsafe_marked_cacheable_functions,
         )
         _ = InstructionTranslator.current_tx, InstructionTranslator.import_source, GuardBuilder.EQUALS_MATCH
-        _ = config.aot_inductor.custom_ops_to_c_shims
+        _ = config.aot_inductor.custom_ops_to_c_shims, freezing_patterns.lazy_init
+        _ = freezing_patterns.binary_folding_pass.patterns
         _ = ir.ExternKernel.require_stride_order, lowering.make_fallback, lowering.constrain_to_fake_tensors
     except (ImportError, AttributeError) as error:
         return f"the Inductor of torch {torch.__version__} differs: {error}"
@@ -89,6 +91,7 @@ def frozen_options(graph_pass: Callable[[Graph], None], c_shims: Mapping[Any, st
     ``aoti_torch_cpu_<operator>`` that generated code calls instead of operators."""
     from torch._inductor import config
 
+    leave_transposed_convolutions_unfolded()
     return {
         "freezing": True,
         "cpp_wrapper": True,
@@ -98,6 +101,23 @@ def frozen_options(graph_pass: Callable[[Graph], None], c_shims: Mapping[Any, st
             **{operator: [text] for operator, text in c_shims.items()},
         },
     }
+
+
+@lru_cache(maxsize=1)
+def leave_transposed_convolutions_unfolded() -> None:
+    """Keep Inductor's freezing from folding constants behind a transposed convolution, as of a normalisation, into its
+    weight. It takes the first axis of the weight for the output channels (torch 2.13.0): results are wrong where inputs
+    are as many, and others fail to compile."""
+    from torch._inductor.fx_passes import freezing_patterns
+
+    def folds(check: Callable[[Any], bool], match: Any) -> bool:
+        convolution = torch.ops.aten.convolution.default
+        return not any(node.target is convolution and node.args[6] for node in match.nodes) and check(match)
+
+    freezing_patterns.lazy_init()
+    patterns = freezing_patterns.binary_folding_pass.patterns.values()
+    for entry in {id(entry): entry for entries in patterns for entry in entries}.values():
+        entry.extra_check = partial(folds, entry.extra_check)
 
 
 def pass_options(

@@ -63,7 +63,9 @@ def _affine(gm: GraphModule, node: Node, channels: int) -> tuple[Node, Any, Any]
     if node.target is not aten.sub.Tensor and operands[0].op == "get_attr":
         operands = operands[::-1]
     x, other = operands
-    if not isinstance(other, Node) or other.op != "get_attr" or x.meta["val"].shape != node.meta["val"].shape:
+    if not isinstance(other, Node) or other.op != "get_attr":
+        return None
+    if any(getattr(x.meta["val"], of) != getattr(node.meta["val"], of) for of in ("shape", "dtype")):
         return None
     value = value_of(gm, other)
     if tuple(value.shape)[-3:] != (channels, 1, 1) or value.numel() != channels:

@@ -67,6 +67,8 @@ def pixel_shuffle_of(node: Node) -> PixelShuffle | None:
     if any(not isinstance(size, int) for size in sizes):  # a dynamic size
         return None
     batch, channels, rows, columns, height, width = sizes
+    if tuple(node.meta["val"].shape) != (batch, channels * rows * columns, height, width):
+        return None
     if list(out.args[1]) != [batch, channels, height * rows, width * columns]:  # type: ignore[arg-type]
         return None
     return PixelShuffle(out, batch, channels, rows, columns, height, width)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import is_not
 from typing import Any
+from weakref import ref
 
 import torch
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
@@ -87,7 +89,8 @@ def _walk(model: torch.nn.Module, action: str, act: Callable[[torch.Tensor], boo
 class _FoldedParametrizations(ParametrizationList):
     """Parametrisations whose result is kept until a tensor that it depends on changes."""
 
-    _folded: tuple[Any, torch.Tensor] | None
+    _folded: tuple[Any, list[ref[torch.UntypedStorage]], torch.Tensor] | None
+    """State, memory of the tensors, and result. Weak references, since a freed object's ``id`` soon is another's."""
 
     def forward(self) -> torch.Tensor:
         if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
@@ -95,12 +98,14 @@ class _FoldedParametrizations(ParametrizationList):
         tensors = (*self.parameters(), *self.buffers())
         if any(tensor.is_inference() for tensor in tensors):  # these have no version
             return super().forward()
-        state = tuple((id(tensor), id(tensor.untyped_storage()), tensor._version) for tensor in tensors)
-        if self._folded is None or self._folded[0] != state:
+        state = tuple(self), tuple((id(tensor), tensor._version) for tensor in tensors)
+        storages = [tensor.untyped_storage() for tensor in tensors]
+        folded = self._folded
+        if folded is None or folded[0] != state or any(map(is_not, storages, (known() for known in folded[1]))):
             weight = super().forward()
             mark_frozen(weight)
-            self._folded = state, weight
-        return self._folded[1]
+            self._folded = folded = state, list(map(ref, storages)), weight
+        return folded[2]
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_folded": None}  # a copy computes its own
