@@ -343,7 +343,8 @@ class PointwiseProduct {
   // As many pixels as stay in L2. Of a line, if it is copied: so the copies stay in L1.
   std::int64_t MostRows() const {
     if (runs_.copied()) return std::clamp(conv_.out_width, kFewRows, kMostRows);
-    if (runs_.count() == 1 && panels_.size() * sizeof(float) <= kWeightsInL1) return kFewRows;
+    const bool few = panels_.size() * sizeof(float) <= kWeightsInL1 || (runs_.widened() && panels_.count == 1);
+    if (runs_.count() == 1 && few) return kFewRows;
     const std::int64_t each = static_cast<std::int64_t>(conv_.in_channels) * conv_.stride_h * conv_.stride_w;
     const std::int64_t inputs = std::min<std::int64_t>(panels_.terms, each) * (runs_.joined() ? 2 : 1);  // both copies
     const auto room = static_cast<std::int64_t>(L2Bytes() / 2 / (sizeof(float) * (inputs + panels_.outputs)));
@@ -383,10 +384,7 @@ class PointwiseProduct {
         op.x = run + begin, op.y = y + begin, op.sums = sums + (terms_ < panels_.terms ? begin * step : 0);
         op.ahead = end < rows ? run[end] + op.skipped : op.weights;
         if constexpr (kConverts<Finish>) {
-          if (widens && op.first) {
-            runs_.Widen(x, rows, begin, end);
-            if (end < rows) op.ahead = x[rows + end];
-          }
+          if (widens && op.first) runs_.Widen(x, rows, begin, end);
         }
         const float* later = next + static_cast<std::ptrdiff_t>(tile) * op.terms * op.pace;
         op.later = later < end_ ? std::min(later, end_ - op.terms * op.pace) : op.weights;
