@@ -183,7 +183,11 @@ def test_depthwise_bits_do_not_depend_on_threads(dtype: torch.dtype) -> None:
 @both
 @pytest.mark.parametrize("layouts", ["nchw nchw", "nhwc nhwc", "nchw nhwc"])
 @pytest.mark.parametrize(
-    "size", [(3, 20, 13, 11), (2, 70, 40, 41), (5, 33, 7, 7), (2, 1, 6, 5), (2, 18, 1, 9), (21, 9, 2, 4), (9, 5, 2, 2)]
+    "size",
+    [
+        *((3, 20, 13, 11), (2, 70, 40, 41), (5, 33, 7, 7), (2, 1, 6, 5), (2, 18, 1, 9), (21, 9, 2, 4), (9, 5, 2, 2)),
+        (2, 1030, 3, 5),
+    ],
 )
 def test_blocks_of_pixels(size: Shape, layouts: str, dtype: torch.dtype, instruction_set: str) -> None:
     """1x1 convolutions by blocks of planes or pixels that end within lines, vectors and images; bias and activation,

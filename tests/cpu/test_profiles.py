@@ -227,6 +227,19 @@ def test_another_number_of_threads_leaves_doubt(known: list[Section]) -> None:
     assert far.correction(PROBLEM, FAST).doubt > near.correction(PROBLEM, FAST).doubt
 
 
+def test_fewer_threads_are_the_prior(known: list[Section]) -> None:
+    """Layers that were measured with one thread only, and so with more doubt; not the other way round."""
+    elsewhere = nearby(kernel=(11, 11))
+    known += [section(*[record(0.5)] * 20, threads=1), section(record(2.0, elsewhere), threads=2)]
+    one, two = in_force("avx512", 1), in_force("avx512", 2)
+    assert one is not None
+    assert two is not None
+    here = one.correction(PROBLEM, FAST)
+    assert two.correction(PROBLEM, FAST) == here.elsewhere(lookup.OF_FEWER_THREADS)
+    assert two.correction(PROBLEM, FAST).covered
+    assert not one.correction(elsewhere, FAST).covered
+
+
 def test_a_processor_that_nobody_measured_is_taken_for_another_one_and_doubted(known: list[Section]) -> None:
     known += [section(record(2.0), model="AuthenticAMD 25 1")]
     found = in_force("avx512", 2)

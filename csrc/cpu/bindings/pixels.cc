@@ -1,5 +1,5 @@
-// polyconv_cpu::pixels: 1x1 convolutions in half precision. Blocks of pixels are float32 copies that stay in a core's
-// cache, which the pointwise kernels multiply.
+// polyconv_cpu::pixels: 1x1 convolutions in half precision. Of channels_last tensors, the pointwise kernels convert
+// tiles of pixels; of others and of tiny ones, blocks of pixels are float32 copies that stay in a core's cache.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -36,12 +36,14 @@ struct Pixels {
     Require(channel == 1 || column == 1 || channels == 1, "channels or pixels are contiguous");
   }
 
+  bool IsPlanes() const { return channel != 1 && channels > 1; }
+
   // Calls runs(HalfRuns, address) or planes(HalfPlanes, address) for `count` pixels of a line.
   template <class Runs, class Planes>
   void Visit(int64_t image, int64_t line, int64_t first, int64_t count, const Runs& runs, const Planes& planes) const {
     char* at = data + (image * batch + line * row + first * column) * 2;
     const auto size = static_cast<std::size_t>(channels), pixels = static_cast<std::size_t>(count);
-    if (channel != 1 && channels > 1) {
+    if (IsPlanes()) {
       planes(HalfPlanes{size, pixels, channel}, at);
     } else {
       runs(column == channels ? HalfRuns{1, size * pixels} : HalfRuns{pixels, size, column}, at);
@@ -150,7 +152,7 @@ const float* Pack(const Layer& layer, const View& weight, Scratch& scratch, int&
 
 // Both tensors are planes. `weights`: [output channel][input channel].
 void RunPlanes(const Layer& layer, const Pixels& from, const Pixels& to, const float* weights, int exponent) {
-  const PlanesKernels& planes = *FindPlanes(TheSet());
+  const HalfKernels& planes = *FindHalf(TheSet());
   layer.ForBlocks([&](int64_t first, int64_t last, Scratch& scratch) {
     Convolution conv = OneRow(layer.in_channels, last - first, layer.out_channels);
     const std::size_t packed = layer.kernels.weights_size(conv);
@@ -163,6 +165,18 @@ void RunPlanes(const Layer& layer, const Pixels& from, const Pixels& to, const f
     if (tiny > 0) FinishTiny(conv, tiny, layer.out_channels, last - first, true);
     planes.round(conv, to.Runs(layer.images, layer.size, first, last));
   });
+}
+
+// Channels are contiguous and nothing is tiny. Lines have `width` pixels.
+void RunInPlace(const Layer& layer, const Pixels& from, const Pixels& to, int64_t width, const float* weights) {
+  Convolution conv = OneRow(from.channels, to.channels, width);
+  conv.batch = Narrow(layer.images, "a number of images");
+  conv.in_height = conv.out_height = Narrow(layer.size / width, "a number of rows");
+  conv.x = reinterpret_cast<const float*>(from.data), conv.y = reinterpret_cast<float*>(to.data);
+  conv.x_batch = from.batch, conv.x_row = from.row, conv.x_column = from.column;
+  conv.y_batch = to.batch, conv.y_row = to.row, conv.y_column = to.column;
+  conv.bias = layer.bias, conv.epilogue = layer.epilogue;
+  FindHalf(TheSet())->run(conv, from.type, weights, TheRuntime());
 }
 
 // Tensors of any layout, in lines of `width`. `weights`: packed.
@@ -231,15 +245,20 @@ void PixelsOp(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
     return RunPlanes(layer, from, to, rows_of_w.view.const_data_ptr<float>(), rows_of_w.exponent);
   }
   const int64_t width = dense ? layer.size : columns;
+  const auto run = [&](const float* packed, int exponent) {
+    const bool in_place = exponent == 0 && !from.IsPlanes() && !to.IsPlanes() && !MayBeTiny(from_view);
+    if (in_place) return RunInPlace(layer, from, to, width, packed);
+    RunPixels(layer, from, to, width, packed, exponent);
+  };
   if (weight.dim() == 4) {
     int exponent;
     const float* packed = Pack(layer, weight, copies, exponent);
-    return RunPixels(layer, from, to, width, packed, exponent);
+    return run(packed, exponent);
   }
   const Operand packed(weight, copies);
   const std::size_t size = layer.kernels.weights_size(OneRow(from.channels, to.channels, 1));
   Require(static_cast<std::size_t>(weight.numel()) == size, "the packed weights do not fit");
-  RunPixels(layer, from, to, width, packed.view.const_data_ptr<float>(), packed.exponent);
+  run(packed.view.const_data_ptr<float>(), packed.exponent);
 }
 
 }  // namespace

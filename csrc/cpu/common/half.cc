@@ -17,14 +17,7 @@ namespace HWY_NAMESPACE {
 template <class T>
 void WidenAs(const HalfRuns& runs, const T* source, float* target) {
   for (std::size_t run = 0; run < runs.runs; run++, source += runs.step, target += runs.length) {
-    std::size_t i = 0;
-    for (; i + kLanes <= runs.length; i += kLanes) Store(target + i, LoadWide(source + i));
-    const int rest = static_cast<int>(runs.length - i);
-    if (rest > 0 && i > 0) {  // overlaps the vector before it
-      Store(target + i + rest - kLanes, LoadWide(source + i + rest - kLanes));
-    } else if (rest > 0) {
-      StoreSome(target, LoadSome(source, rest), rest);
-    }
+    WidenTo(target, source, static_cast<std::ptrdiff_t>(runs.length));
   }
 }
 

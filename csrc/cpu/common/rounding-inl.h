@@ -1,4 +1,4 @@
-// Rounding of rows of floats to half precision.
+// Conversion of rows of elements between float32 and half precision.
 #if defined(POLYCONV_CPU_COMMON_ROUNDING_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef POLYCONV_CPU_COMMON_ROUNDING_INL_H_
 #undef POLYCONV_CPU_COMMON_ROUNDING_INL_H_
@@ -47,6 +47,19 @@ HWY_INLINE void RoundTo(T* target, const float* source, std::ptrdiff_t count) {
     StoreNarrow(target + count - kLanes, Load(source + count - kLanes));
   } else {
     StoreSome(target, LoadSome(source, static_cast<int>(count)), static_cast<int>(count));
+  }
+}
+
+// Widens neighbouring elements. The last vector overlaps the one before it if there is one.
+template <class T>
+HWY_INLINE void WidenTo(float* target, const T* source, std::ptrdiff_t count) {
+  std::ptrdiff_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) Store(target + i, LoadWide(source + i));
+  const int rest = static_cast<int>(count - i);
+  if (rest > 0 && i > 0) {
+    Store(target + i + rest - kLanes, LoadWide(source + i + rest - kLanes));
+  } else if (rest > 0) {
+    StoreSome(target, LoadSome(source, rest), rest);
   }
 }
 

@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <vector>
 
 #include "common/convolution.h"
@@ -91,23 +90,15 @@ inline void RoundRows(const Convolution& conv, const PlaneRuns& y) {
   const StageTimer timer(Stage::kWrite);
   const Epilogue<float>& epilogue = conv.epilogue;
   const bool finishes = conv.bias != nullptr || epilogue.activation != Activation::kNone;
-  const bool relu = epilogue.activation == Activation::kRelu,
-             clamps = relu || epilogue.activation == Activation::kClamp;
-  const Floats low = Broadcast(relu ? 0.0f : epilogue.a);
-  const Floats high = Broadcast(relu ? std::numeric_limits<float>::infinity() : epilogue.b);
   const auto round = y.type == Element::kFloat16 ? &RoundRowAs<Float16> : &RoundRowAs<Bfloat16>;
   for (int row = 0; row < conv.out_width; row++) {
     float* sums = conv.y + row * conv.y_column;
-    const Floats bias = Broadcast(conv.bias == nullptr ? 0.0f : conv.bias[row]);
-    for (int i = 0; i < conv.out_channels && finishes; i += kLanes) {
-      const Floats sum = hn::Add(Load(sums + i), bias);
-      Store(sums + i, clamps ? Clamp(sum, low, high) : ActivateAny(epilogue, sum));
-    }
+    if (finishes) FinishSums(epilogue, conv.bias == nullptr ? 0.0f : conv.bias[row], sums, conv.out_channels);
     round(y, row, sums);
   }
 }
 
-inline constexpr PlanesKernels kPlanesKernels = {&PackPlanes, &RoundRows};
+inline constexpr HalfKernels kHalfKernels = {&RunHalfPointwise, &PackPlanes, &RoundRows};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace polyconv

@@ -31,8 +31,8 @@ RunJoined FindJoinedHere() {
   return &RunJoinedPointwise;
 }
 
-const PlanesKernels* FindPlanesHere() {
-  return &kPlanesKernels;
+const HalfKernels* FindHalfHere() {
+  return &kHalfKernels;
 }
 
 }  // namespace HWY_NAMESPACE
@@ -69,8 +69,8 @@ RunJoined FindJoined(InstructionSet set) {
   POLYCONV_CALL_TARGET(set, FindJoinedHere);
 }
 
-const PlanesKernels* FindPlanes(InstructionSet set) {
-  POLYCONV_CALL_TARGET(set, FindPlanesHere);
+const HalfKernels* FindHalf(InstructionSet set) {
+  POLYCONV_CALL_TARGET(set, FindHalfHere);
 }
 
 }  // namespace polyconv

@@ -54,15 +54,19 @@ struct PlaneRuns {
   std::vector<Run> runs;
 };
 
-// A 1x1 convolution of such pixels, in float32: in `conv`, outputs are pixels, and columns of x and y are rows of the
-// weight and of the output.
-struct PlanesKernels {
-  // Widens pixels to what the kernels take as packed weights, times 2^exponent if all are tiny. Returns the exponent.
+// 1x1 convolutions in half precision, of packed weights in float32.
+struct HalfKernels {
+  // Of channels_last tensors: `conv` has their addresses and no residual. No operand is tiny.
+  void (*run)(const Convolution& conv, Element type, const float* packed, const Runtime&);
+
+  // Of planes, in float32: in `conv`, outputs are pixels, and columns of x and y are rows of the weight and of the
+  // output. `pack` widens pixels to what the kernels take as packed weights, times 2^exponent if all are tiny, and returns
+  // the exponent.
   int (*pack)(const Convolution& conv, const PlaneRuns& x, float* packed);
-  // Adds bias and activation to the sums in conv.y, where a vector fits behind each row, and rounds them.
+  // `round` adds bias and activation to the sums in conv.y, where a vector fits behind each row, and rounds them.
   void (*round)(const Convolution& conv, const PlaneRuns& y);
 };
 
-const PlanesKernels* FindPlanes(InstructionSet set);
+const HalfKernels* FindHalf(InstructionSet set);
 
 }  // namespace polyconv

@@ -4,8 +4,8 @@
 // vectors of output channels: [panel][term][vector][lane]. A register tile is up to kTileRows[vectors] pixels x the
 // vectors of a panel. Terms that are contiguous in the input form a run: the channels of a tap or, if they are few, of
 // a row of taps in a copy with borders. A pixel has one address per run, so strides, borders and slices need no other
-// copies; a joined input is copied by blocks. Terms are summed in blocks whose length depends on their number alone: same bits for every number of threads,
-// pixels and output channels.
+// copies; a joined input is copied by blocks, and one in half precision by tiles. Terms are summed in blocks whose length
+// depends on their number alone: same bits for every number of threads, pixels and output channels.
 #if defined(POLYCONV_CPU_POINTWISE_PRODUCT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef POLYCONV_CPU_POINTWISE_PRODUCT_INL_H_
 #undef POLYCONV_CPU_POINTWISE_PRODUCT_INL_H_
@@ -16,21 +16,22 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <cstring>
 #include <iterator>
+#include <limits>
 #include <type_traits>
 #include <utility>
 
-#include "common/border.h"
 #include "common/caches.h"
 #include "common/convolution.h"
 #include "common/epilogue-inl.h"
 #include "common/integers.h"
 #include "common/memory.h"
+#include "common/rounding-inl.h"
 #include "common/scheme_kernels.h"
 #include "common/simd-inl.h"
 #include "common/stages.h"
 #include "common/weight_reader-inl.h"
+#include "pointwise/input-inl.h"
 #include "pointwise/pointwise.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -48,7 +49,6 @@ inline constexpr int kTileRows[] = {0, 10, 6, 4};
 #endif
 inline constexpr int kMostVectors = static_cast<int>(std::size(kTileRows)) - 1;
 
-inline constexpr int kLine = 16;    // floats of a cache line
 inline constexpr int kAhead = 512;  // prefetch distance of weights into L1 [floats]
 
 // Most terms that are summed at a time: their weights stay in L2, and mostly in L1.
@@ -128,6 +128,10 @@ HWY_INLINE void PrefetchResidual(const Finisher<kActivate, true>& finish, const 
 
 // Stands for an epilogue that is applied to the stored sums, because it is too long to be repeated for every vector.
 struct FinishLater {};
+
+// Whether tensors in half precision run with the code that is compiled for an epilogue.
+template <class Finish>
+inline constexpr bool kConverts = std::is_same_v<Finish, Finisher<Activate::kAny, false>>;
 
 template <int kRows, int kVectors, class Finish>
 HWY_NOINLINE void SumTile(const TileProducts& op, const Finish& finish) {
@@ -238,197 +242,64 @@ inline auto FindTile(int rows, int vectors) {
   return kTiles[rows - 1];
 }
 
-// Calls fn(image, line, first column, last column, pixel) for the lines of a block of output pixels.
-template <class Fn>
-HWY_INLINE void ForLines(const ConvolutionShape& conv, std::int64_t first, int pixels, const Fn& fn) {
-  std::int64_t row = first / conv.out_width;
-  int column = static_cast<int>(first % conv.out_width);
-  for (int i = 0, last; i < pixels; row++, i += last - column, column = 0) {
-    last = std::min(conv.out_width, column + pixels - i);
-    fn(row / conv.out_height, static_cast<int>(row % conv.out_height), column, last, i);
+// Adds the bias to sums in a buffer and applies the activation. There is room for a vector behind the last one.
+inline HWY_NOINLINE void FinishSums(const Epilogue<float>& epilogue, float bias, float* sums, int count) {
+  const bool relu = epilogue.activation == Activation::kRelu,
+             clamps = relu || epilogue.activation == Activation::kClamp;
+  const Floats low = Broadcast(relu ? 0.0f : epilogue.a);
+  const Floats high = Broadcast(relu ? std::numeric_limits<float>::infinity() : epilogue.b);
+  const Floats added = Broadcast(bias);
+  for (int i = 0; i < count; i += kLanes) {
+    const Floats sum = hn::Add(Load(sums + i), added);
+    Store(sums + i, clamps ? Clamp(sum, low, high) : ActivateAny(epilogue, sum));
   }
 }
 
-// Addresses of the terms of a block of pixels: [run][pixel].
-class InputRuns {
- public:
-  InputRuns(const Convolution& conv, const JoinedInput* joined)
-      : conv_(conv),
-        joined_(joined),
-        copied_(joined == nullptr && CopiesInput(conv)),
-        length_(conv.in_channels * (copied_ ? conv.taps_w : 1)),
-        count_(conv.taps_h * (copied_ ? 1 : conv.taps_w)),
-        columns_((conv.out_width - 1) * conv.stride_w + conv.taps_w) {}
-
-  int length() const { return length_; }
-  int count() const { return count_; }
-  bool copied() const { return copied_; }
-  bool joined() const { return joined_ != nullptr; }
-
-  // Floats of the zeros or copies that blocks of `pixels` refer to.
-  std::size_t Buffer(int pixels) const {
-    if (joined_ != nullptr) return pixels * pitch();
-    if (!copied_) return conv_.in_channels;
-    const int lines = std::min(conv_.out_height, (pixels - 1) / conv_.out_width + 2);
-    return static_cast<std::size_t>((lines - 1) * conv_.stride_h + conv_.taps_h) * line();
+// Rounds the sums of a register tile, activated, to the addresses of its pixels.
+template <class T>
+HWY_NOINLINE void RoundTile(const Epilogue<float>& epilogue, const TileProducts& op, int rows, int vectors) {
+  const int step = vectors * kLanes, width = step - kLanes + op.lanes;
+  if (epilogue.activation != Activation::kNone) FinishSums(epilogue, 0, op.sums, rows * step);
+  for (int i = 0; i < rows; i++) {
+    RoundTo(reinterpret_cast<T*>(op.y[i]) + op.column, op.sums + i * step, width);
   }
+}
 
-  // `buffer`: zeros, if nothing is copied.
-  void List(std::int64_t first, int pixels, float* buffer, const float** x) const {
-    if (joined_ != nullptr) {
-      ListJoined(first, pixels, buffer, x);
-    } else if (copied_) {
-      ListCopies(first, pixels, buffer, x);
-    } else {
-      ListTaps(first, pixels, buffer, x);
-    }
-  }
-
- private:
-  std::size_t line() const { return static_cast<std::size_t>(columns_) * conv_.in_channels; }
-
-  // Floats between joined pixels: not a power of two, with which the pixels of a tile would share cache lines of L1.
-  std::size_t pitch() const { return RoundUp(conv_.in_channels, kLine) + kLine; }
-
-  void ListJoined(std::int64_t first, int pixels, float* joined, const float** x) const {
-    ForLines(conv_, first, pixels, [&](std::int64_t image, int line, int column, int last, int i) {
-      const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(line) * conv_.stride_h;
-      for (; column < last; column++, i++) {
-        float* to = joined + i * pitch();
-        x[i] = to;
-        int channel = 0;
-        for (const JoinedInput::Part& part : joined_->parts) {
-          const float* from =
-              part.x + image * part.batch + row * part.row + std::ptrdiff_t{column} * conv_.stride_w * part.column;
-          Normalise(from, channel, part.channels, to + channel);
-          channel += part.channels;
-        }
-      }
-    });
-  }
-
-  // Channels of one pixel. The last vector may extend into channels that are written later, or past the last one.
-  HWY_INLINE void Normalise(const float* x, int channel, int count, float* to) const {
-    const Floats least = Broadcast(joined_->least);
-    const float *scale = joined_->scale + channel, *shift = joined_->shift + channel;
-    int c = 0;
-    for (; c + kLanes <= count; c += kLanes) {
-      Store(to + c, hn::Max(least, hn::MulAdd(Load(x + c), Load(scale + c), Load(shift + c))));
-    }
-    if (const int rest = count - c; rest > 0) {
-      const auto load = [&](const float* p) HWY_ATTR { return LoadBetween(p + c, 0, rest); };
-      Store(to + c, hn::Max(least, hn::MulAdd(load(x), load(scale), load(shift))));
-    }
-  }
-
-  void ListTaps(std::int64_t first, int pixels, const float* zeros, const float** x) const {
-    ForLines(conv_, first, pixels, [&](std::int64_t image, int line, int column, int last, int i) {
-      const float** target = x + i;
-      for (int r = 0; r < conv_.taps_h; r++) {
-        const float* row = RowAt(image, line * conv_.stride_h + r * conv_.dilation_h);
-        for (int s = 0; s < conv_.taps_w; s++, target += pixels) {
-          const int shift = s * conv_.dilation_w - conv_.left;
-          for (int j = column; j < last; j++) {
-            const int from = SourceIndex(conv_.border, j * conv_.stride_w + shift, conv_.in_width);
-            target[j - column] = row == nullptr || from < 0 ? zeros : row + from * conv_.x_column;
-          }
-        }
-      }
-    });
-  }
-
-  // The pixels are of one image.
-  void ListCopies(std::int64_t first, int pixels, float* copies, const float** x) const {
-    const int top = static_cast<int>(first / conv_.out_width % conv_.out_height) * conv_.stride_h;
-    int copied = top;  // rows before this one
-    ForLines(conv_, first, pixels, [&](std::int64_t image, int line, int column, int last, int i) {
-      const int row = line * conv_.stride_h;
-      for (copied = std::max(copied, row); copied < row + conv_.taps_h; copied++) {
-        CopyRow(RowAt(image, copied), copies + (copied - top) * this->line());
-      }
-      for (int r = 0; r < conv_.taps_h; r++) {
-        const float* from = copies + (row - top + r) * this->line();
-        const float** target = x + static_cast<std::ptrdiff_t>(r) * pixels + i;
-        for (int j = column; j < last; j++) target[j - column] = from + j * conv_.stride_w * conv_.in_channels;
-      }
-    });
-  }
-
-  // Row of the padded image. Null: zeros.
-  const float* RowAt(std::int64_t image, int padded) const {
-    const int row = SourceIndex(conv_.border, padded - conv_.top, conv_.in_height);
-    return row < 0 ? nullptr : conv_.x + image * conv_.x_batch + row * conv_.x_row;
-  }
-
-  void CopyRow(const float* row, float* to) const {
-    const int channels = conv_.in_channels;
-    if (row == nullptr) {
-      std::fill_n(to, line(), 0.0f);
-      return;
-    }
-    const int begin = std::clamp(conv_.left, 0, columns_),
-              end = std::clamp(conv_.left + conv_.in_width, begin, columns_);
-    const auto outside = [&](int first, int last) {
-      for (int j = first; j < last; j++) {
-        const int from = SourceIndex(conv_.border, j - conv_.left, conv_.in_width);
-        for (int c = 0; c < channels; c++) {
-          to[j * channels + c] = from < 0 ? 0.0f : row[from * conv_.x_column + c * conv_.x_channel];
-        }
-      }
-    };
-    outside(0, begin);
-    const float* inside = row + (begin - conv_.left) * conv_.x_column;
-    if (conv_.x_channel == 1 && conv_.x_column == channels) {
-      std::memcpy(to + begin * channels, inside, sizeof(float) * (end - begin) * channels);
-    } else {
-      int done = begin;
-      if (channels == 3 && conv_.x_column == 1) {
-        for (; done + kLanes <= end; done += kLanes, inside += kLanes) {
-          hn::StoreInterleaved3(Load(inside), Load(inside + conv_.x_channel), Load(inside + 2 * conv_.x_channel),
-                                kFloats, to + done * channels);
-        }
-      }
-      for (int c = 0; c < channels; c++, inside += conv_.x_channel) {
-        for (int j = done; j < end; j++) to[j * channels + c] = inside[(j - done) * conv_.x_column];
-      }
-    }
-    outside(end, columns_);
-  }
-
-  const Convolution& conv_;
-  const JoinedInput* joined_;  // null: conv_.x is the input
-  const bool copied_;
-  const int length_, count_, columns_;
-};
-
+// `type`: of both tensors, whose addresses `conv` has. In half precision there is one tap and no residual. A tile's
+// pixels are widened when its first panel needs them, and its sums are rounded while they are in L1.
 class PointwiseProduct {
  public:
-  PointwiseProduct(const Convolution& conv, const float* weights, const JoinedInput* joined = nullptr)
+  PointwiseProduct(const Convolution& conv, const float* weights, const JoinedInput* joined = nullptr,
+                   Element type = Element::kFloat)
       : conv_(conv),
         panels_(conv),
-        runs_(conv, joined),
+        runs_(conv, joined, type),
         weights_(weights),
         end_(weights + panels_.size()),
         rows_(static_cast<std::int64_t>(conv.batch) * conv.out_height * conv.out_width),
         terms_(TermsAtATime(panels_.terms)) {}
 
   void Run(const Runtime& runtime) const {
-    WithFinisher(conv_.epilogue, conv_.y, [&](const auto& finish) HWY_ATTR {
-      const double products = static_cast<double>(rows_) * panels_.terms * panels_.outputs;
-      const int threads = products < kFewProducts ? 1 : runtime.threads;
-      if (threads == 1) return Part(finish, 0, rows_, 0, panels_.count);
-      const int by_rows = SplitOfRows(threads), by_panels = threads / by_rows;
-      runtime.parallel_for(by_rows * by_panels, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t part = begin; part < end; part++) {
-          const std::int64_t i = part / by_panels, j = part % by_panels;
-          Part(finish, rows_ * i / by_rows, rows_ * (i + 1) / by_rows, static_cast<int>(panels_.count * j / by_panels),
-               static_cast<int>(panels_.count * (j + 1) / by_panels));
-        }
-      });
-    });
+    if (runs_.widened()) return RunWith(Finisher<Activate::kAny, false>{conv_.y, conv_.epilogue, 0, 0}, runtime);
+    WithFinisher(conv_.epilogue, conv_.y, [&](const auto& finish) HWY_ATTR { RunWith(finish, runtime); });
   }
 
  private:
+  template <class Finish>
+  HWY_INLINE void RunWith(const Finish& finish, const Runtime& runtime) const {
+    const double products = static_cast<double>(rows_) * panels_.terms * panels_.outputs;
+    const int threads = products < kFewProducts ? 1 : runtime.threads;
+    if (threads == 1) return Part(finish, 0, rows_, 0, panels_.count);
+    const int by_rows = SplitOfRows(threads), by_panels = threads / by_rows;
+    runtime.parallel_for(by_rows * by_panels, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t part = begin; part < end; part++) {
+        const std::int64_t i = part / by_panels, j = part % by_panels;
+        Part(finish, rows_ * i / by_rows, rows_ * (i + 1) / by_rows, static_cast<int>(panels_.count * j / by_panels),
+             static_cast<int>(panels_.count * (j + 1) / by_panels));
+      }
+    });
+  }
+
   // Number of parts that the pixels are cut into; the panels of weights are cut among the remaining threads. Reading all
   // weights costs a thread as much as computing some pixels.
   int SplitOfRows(int threads) const {
@@ -451,12 +322,12 @@ class PointwiseProduct {
     const std::int64_t most = MostRows(), image = static_cast<std::int64_t>(conv_.out_height) * conv_.out_width;
     Carver carver;
     const std::size_t sums = carver.Take(static_cast<std::size_t>(most) * kMostVectors * kLanes);
-    const std::size_t addresses = carver.Take(most * (runs_.count() + 1) * sizeof(float*) / sizeof(float));
+    const std::size_t addresses = carver.Take(most * (runs_.addresses() + 1) * sizeof(float*) / sizeof(float));
     const std::size_t buffer = carver.Take(runs_.Buffer(static_cast<int>(most)));
     float* scratch = Scratch::OfThread().Get(carver.size());
-    if (!runs_.copied() && !runs_.joined()) std::fill_n(scratch + buffer, runs_.length(), 0.0f);
+    if (!runs_.copied() && !runs_.joined() && !runs_.widened()) std::fill_n(scratch + buffer, runs_.length(), 0.0f);
     const auto x = reinterpret_cast<const float**>(scratch + addresses);
-    const auto y = const_cast<float**>(x + most * runs_.count());
+    const auto y = const_cast<float**>(x + most * runs_.addresses());
     for (std::int64_t begin = first_row, end; begin < last_row; begin = end) {
       end = std::min(begin + most, last_row);
       if (runs_.copied()) end = std::min(end, (begin / image + 1) * image);
@@ -464,7 +335,7 @@ class PointwiseProduct {
       runs_.List(begin, rows, scratch + buffer, x);
       ListOutputs(begin, rows, y);
       for (int panel = first_panel; panel < last_panel; panel++) {
-        Multiply(finish, x, y, rows, panel, scratch + sums);
+        Multiply(finish, x, y, rows, panel, scratch + sums, runs_.widened() && panel == first_panel);
       }
     }
   }
@@ -472,7 +343,8 @@ class PointwiseProduct {
   // As many pixels as stay in L2. Of a line, if it is copied: so the copies stay in L1.
   std::int64_t MostRows() const {
     if (runs_.copied()) return std::clamp(conv_.out_width, kFewRows, kMostRows);
-    if (runs_.count() == 1 && panels_.size() * sizeof(float) <= kWeightsInL1) return kFewRows;
+    const bool few = panels_.size() * sizeof(float) <= kWeightsInL1 || (runs_.widened() && panels_.count == 1);
+    if (runs_.count() == 1 && few) return kFewRows;
     const std::int64_t each = static_cast<std::int64_t>(conv_.in_channels) * conv_.stride_h * conv_.stride_w;
     const std::int64_t inputs = std::min<std::int64_t>(panels_.terms, each) * (runs_.joined() ? 2 : 1);  // both copies
     const auto room = static_cast<std::int64_t>(L2Bytes() / 2 / (sizeof(float) * (inputs + panels_.outputs)));
@@ -482,15 +354,16 @@ class PointwiseProduct {
 
   void ListOutputs(std::int64_t first, int count, float** y) const {
     ForLines(conv_, first, count, [&](std::int64_t image, int line, int column, int last, int i) {
-      float* to = conv_.y + image * conv_.y_batch + line * conv_.y_row;
-      for (; column < last; column++, i++) y[i] = to + column * conv_.y_column;
+      const std::ptrdiff_t size = runs_.widened() ? sizeof(Bfloat16) : sizeof(float);
+      char* to = reinterpret_cast<char*>(conv_.y) + (image * conv_.y_batch + line * conv_.y_row) * size;
+      for (; column < last; column++, i++) y[i] = reinterpret_cast<float*>(to + column * conv_.y_column * size);
     });
   }
 
-  // Multiplies a block of pixels by a panel of weights.
+  // Multiplies a block of pixels by a panel of weights. `widens`: it is the first one, and pixels are widened before.
   template <class Finish>
   HWY_INLINE void Multiply(const Finish& finish, const float* const* x, float* const* y, int rows, int panel,
-                           float* sums) const {
+                           float* sums, bool widens) const {
     using InTile = std::conditional_t<kIsShort<Finish>, Finish, FinishLater>;
     const int first = panels_.First(panel), vectors = panels_.First(panel + 1) - first, step = vectors * kLanes;
     const int tiles = CeilDiv(rows, kTileRows[vectors]);
@@ -510,6 +383,9 @@ class PointwiseProduct {
         end = begin + rows / tiles + (tile < rows % tiles ? 1 : 0);  // of nearly equal height
         op.x = run + begin, op.y = y + begin, op.sums = sums + (terms_ < panels_.terms ? begin * step : 0);
         op.ahead = end < rows ? run[end] + op.skipped : op.weights;
+        if constexpr (kConverts<Finish>) {
+          if (widens && op.first) runs_.Widen(x, rows, begin, end);
+        }
         const float* later = next + static_cast<std::ptrdiff_t>(tile) * op.terms * op.pace;
         op.later = later < end_ ? std::min(later, end_ - op.terms * op.pace) : op.weights;
         const auto sum_tile = FindTile<InTile>(end - begin, vectors);
@@ -517,7 +393,12 @@ class PointwiseProduct {
           sum_tile(op, finish);
         } else {
           sum_tile(op, FinishLater());
-          if (op.last) FinishTile(finish, op, end - begin, vectors);
+          if (kConverts<Finish> && op.last && runs_.widened()) {
+            const auto round = runs_.type() == Element::kFloat16 ? &RoundTile<Float16> : &RoundTile<Bfloat16>;
+            round(conv_.epilogue, op, end - begin, vectors);
+          } else if (op.last) {
+            FinishTile(finish, op, end - begin, vectors);
+          }
         }
       }
       op.weights = next;
@@ -574,6 +455,11 @@ inline void RunJoinedPointwise(const Convolution& conv, const JoinedInput& input
                                const Runtime& runtime) {
   if (conv.batch == 0 || conv.out_height <= 0 || conv.out_width <= 0) return;
   PointwiseProduct(conv, packed, &input).Run(runtime);
+}
+
+// x and y of `conv` are in half precision.
+inline void RunHalfPointwise(const Convolution& conv, Element type, const float* packed, const Runtime& runtime) {
+  PointwiseProduct(conv, packed, nullptr, type).Run(runtime);
 }
 
 inline constexpr SchemeKernels kPointwiseKernels = {&PointwiseWeightsSize, &PackPointwiseWeights,

@@ -4,8 +4,8 @@ Rows of the product are pixels, read and written in place; its columns are outpu
 which a 1x1 convolution has one. The input gradient is such a product, too. Groups of 2, 4 or 8 channels are computed
 together in forward passes: their outputs share vectors.
 
-In half precision it takes 1x1 convolutions of either layout: blocks of pixels are widened to channels_last copies that
-stay in a core's cache, and their sums are rounded once.
+In half precision it takes 1x1 convolutions of either layout: tiles of channels_last pixels, and blocks of others, are
+widened to channels_last copies that stay in a core's cache, and their sums are rounded once.
 """
 
 from __future__ import annotations
