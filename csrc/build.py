@@ -54,6 +54,9 @@ to a third of its speed, depending on its address. Not every assembler knows the
 UNSCHEDULED = "-fno-schedule-insns"
 """On ARM, gcc reorders instructions before it allocates registers: loads move up, and register tiles that fill all
 registers are spilled in every step. clang has no such pass."""
+NO_TABLES = ("-fno-asynchronous-unwind-tables", "-fno-dwarf2-cfi-asm")
+"""Functions that no exception passes, which are most kernels, have no tables to unwind their frames. gcc leaves them
+out only if it writes the tables itself, not the assembler."""
 OF_PROCESSOR = {"x86_64": BOUNDARIES, "aarch64": UNSCHEDULED}
 """Processors that the modules are built for, each with an option for compilers that accept it."""
 OF_SYSTEM = {
@@ -79,7 +82,7 @@ FLAGS = [
 ]
 
 COUNTERS = "counters"
-SANITIZED = ["-O1", "-g1", "-fno-omit-frame-pointer", "-D_GLIBCXX_ASSERTIONS"]
+SANITIZED = ["-O1", "-g1", "-fasynchronous-unwind-tables", "-fno-omit-frame-pointer", "-D_GLIBCXX_ASSERTIONS"]
 VARIANTS = {
     COUNTERS: ["-DPOLYCONV_STAGE_COUNTERS"],
     "address,undefined": [*SANITIZED, "-fsanitize=address,undefined,float-cast-overflow"],
@@ -156,9 +159,8 @@ def _compile(part: str, sources: list[Path], objects: Path, more_flags: list[str
     # Paths enter the objects, through messages of failed assertions. They depend neither on the folder of the sources,
     # because our own are relative, nor on that of torch.
     includes += [f"-fmacro-prefix-map={folder}={folder.name}" for folder in found]
-    option = OF_PROCESSOR[target()[0]]
-    of_processor = option if _takes(option) else ""
-    flags = [flag for flag in (*FLAGS, of_processor, PYTHON, WITH_TORCH.get(part)) if flag]
+    of_compiler = filter(_takes, (OF_PROCESSOR[target()[0]], *NO_TABLES))
+    flags = [flag for flag in (*FLAGS, *of_compiler, PYTHON, WITH_TORCH.get(part)) if flag]
     includes += ["-iquote", str(Path("csrc", part)), "-c"]
 
     def command_of(source: Path) -> list[str]:

@@ -20,8 +20,7 @@ inline bool IsHalf(const View& tensor) {
 
 // Runs on the calling thread: blocks are in parallel, not their parts.
 inline const Runtime& OneThread() {
-  static const Runtime runtime{[](int64_t count, const std::function<void(int64_t, int64_t)>& body) { body(0, count); },
-                               1};
+  static const Runtime runtime{[](int64_t count, const RangeBody& body) { body(0, count); }, 1};
   return runtime;
 }
 

@@ -242,7 +242,7 @@ void WriteZeros(const Convolution& conv, const Runtime& runtime) {
 }
 
 Runtime TheRuntime() {
-  return {[](int64_t count, const std::function<void(int64_t, int64_t)>& body) {
+  return {[](int64_t count, const RangeBody& body) {
             const unsigned control = FloatControl::Get();
             const FloatControl own(FloatControl::Own());  // a thread that the pool starts here inherits it for good
             torch::stable::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {

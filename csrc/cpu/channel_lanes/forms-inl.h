@@ -277,6 +277,14 @@ class DirectForward {
   std::vector<std::ptrdiff_t> taps_;
 };
 
+// Reads taps[channel - first][tap] of a vector of output channels. One copy serves all schemes of as many taps.
+template <int kTaps>
+HWY_NOINLINE void ReadTaps(const WeightReader& reader, int first_output, int first, int last,
+                           float (&taps)[kLanes][kTaps][kLanes]) {
+  reader.Read(first_output, first, last,
+              [&](int channel, int tap, Floats w) { StoreAligned(taps[channel - first][tap], w); });
+}
+
 // A Cook-Toom scheme without nested segments.
 template <class AlongH, class AlongW>
 class FastForward {
@@ -330,8 +338,7 @@ class FastForward {
     for (int channel = begin; channel < end; channel += kLanes) {
       const int last = std::min(channel + kLanes, end);
       for (int v = 0; v < width; v++) {
-        reader.Read((first + v) * kLanes, channel, last,
-                    [&](int c, int tap, Floats w) { StoreAligned(taps[c - channel][tap], w); });
+        ReadTaps(reader, (first + v) * kLanes, channel, last, taps);
         for (int c = channel; c < last; c++) {
           TransformTaps(taps[c - channel], target + ((c - begin) * width + v) * kLanes, matrix_pitch);
         }

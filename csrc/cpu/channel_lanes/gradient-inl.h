@@ -289,7 +289,7 @@ class ChannelGradient {
   std::size_t GroupSums(const Form& form) const { return form.matrices() * layout_.layout.size(); }
   std::size_t AllSums(const Form& form) const { return GroupSums(form) * Form::kGroups; }
 
-  GradientCut Cut() const {
+  HWY_NOINLINE GradientCut Cut() const {
     for (int units = kMostUnits; units >= kMostUnits / 2; units -= kMostUnits / 4) {
       const Form form(conv_, units);
       const PackedPanels& panels = form.panels();
@@ -523,7 +523,7 @@ class ChannelGradient {
     }
   }
 
-  void FinishLanes(const SumView& sums, int row, int first_lane) const {
+  HWY_NOINLINE void FinishLanes(const SumView& sums, int row, int first_lane) const {
     const std::ptrdiff_t row_pitch = layout_.input_in_vectors ? conv_.w_out : conv_.w_in;
     const std::ptrdiff_t lane_pitch = layout_.input_in_vectors ? conv_.w_in : conv_.w_out;
     const int channels = layout_.input_in_vectors ? conv_.in_channels : conv_.out_channels;

@@ -100,8 +100,8 @@ class RowPacker {
 
   // The same for one vector of channels. `ahead`: distance of the pixels that are packed next, which are prefetched.
   // `element`: of the image, whose channels are contiguous and whose border is zeros if it is in half precision.
-  void PackVector(int image, int row, int first, int count, int vector, float* target, std::ptrdiff_t ahead,
-                  Element element = Element::kFloat) const {
+  HWY_NOINLINE void PackVector(int image, int row, int first, int count, int vector, float* target,
+                               std::ptrdiff_t ahead, Element element = Element::kFloat) const {
     const int inside_row = SourceIndex(source_.border, row, source_.height);
     if (inside_row < 0) return Clear(target, 0, count);
     // [begin, end) is inside the image.
@@ -230,27 +230,34 @@ class RowUnpacker {
     if (conv_.y_channel == 1) {
       for (int j = 0; j < count; j++, source += kLanes, target += conv_.y_column) {
         const Floats pixel = hn::Add(hn::Load(kFloats, source), bias);
+        const Floats finished = finish.Between(pixel, target, 0, filled);
         if (filled == kLanes) {
-          Store(target, finish.Whole(pixel, target));
+          Store(target, finished);
         } else {
-          StoreBetween(target, finish.Between(pixel, target, 0, filled), 0, filled);
+          StoreBetween(target, finished, 0, filled);
         }
       }
       return;
     }
     for (int j = 0; j < count; j += kLanes, target += kLanes * conv_.y_column) {
       const int columns = std::min(kLanes, count - j);
-      HWY_ALIGN float pixels[kLanes * kLanes], channels[kLanes * kLanes];
-      const float* rows[kLanes];
-      for (int i = 0; i < kLanes; i++) {
-        rows[i] = pixels + std::min(i, columns - 1) * kLanes;
-        if (i < columns) StoreAligned(pixels + i * kLanes, hn::Add(hn::Load(kFloats, source + (j + i) * kLanes), bias));
-      }
-      TransposeColumns<kLanes / 4>(rows, 0, channels);
+      HWY_ALIGN float channels[kLanes * kLanes];
+      Turn(source + j * kLanes, columns, bias, channels);
       for (int lane = 0; lane < filled; lane++) {
         PutRow(finish, channels + lane * kLanes, columns, target + lane * conv_.y_channel);
       }
     }
+  }
+
+  // Rows of channels from columns of biased pixels; what follows the last column is undefined.
+  static HWY_NOINLINE void Turn(const float* source, int columns, Floats bias, float* channels) {
+    HWY_ALIGN float pixels[kLanes * kLanes];
+    const float* rows[kLanes];
+    for (int i = 0; i < kLanes; i++) {
+      rows[i] = pixels + std::min(i, columns - 1) * kLanes;
+      if (i < columns) StoreAligned(pixels + i * kLanes, hn::Add(hn::Load(kFloats, source + i * kLanes), bias));
+    }
+    TransposeColumns<kLanes / 4>(rows, 0, channels);
   }
 
   template <class Finish>
@@ -260,10 +267,13 @@ class RowUnpacker {
         float* place = target + i * conv_.y_column;
         *place = finish.One(values[i], place);
       }
-    } else if (columns == kLanes) {
-      Store(target, finish.Whole(hn::Load(kFloats, values), target));
+      return;
+    }
+    const Floats finished = finish.Between(hn::Load(kFloats, values), target, 0, columns);
+    if (columns == kLanes) {
+      Store(target, finished);
     } else {
-      StoreBetween(target, finish.Between(hn::Load(kFloats, values), target, 0, columns), 0, columns);
+      StoreBetween(target, finished, 0, columns);
     }
   }
 

@@ -140,7 +140,7 @@ struct SumLayout {
 };
 
 // sums = or += the products of a block.
-inline void SumProducts(const SumLayout& layout, const ProductBlock& block, float* sums, bool accumulate) {
+inline HWY_NOINLINE void SumProducts(const SumLayout& layout, const ProductBlock& block, float* sums, bool accumulate) {
   layout.ForTiles(0, layout.row_tiles(), [&](int row, int height, int v, int width, std::size_t offset) {
     ProductBlock tile = block;
     tile.rows.data += row / kLanes * block.rows.vector_pitch + row % kLanes;

@@ -80,9 +80,24 @@ struct Schedule {
   int channels = 0;  // output channels between two inverse transforms
 };
 
+// A function of a range that is called while its caller waits: refers to it, where std::function would copy it.
+class RangeBody {
+ public:
+  template <class Fn>
+  RangeBody(const Fn& fn)
+      : fn_(&fn), call_([](const void* body, std::int64_t begin, std::int64_t end) {
+          (*static_cast<const Fn*>(body))(begin, end);
+        }) {}
+
+  void operator()(std::int64_t begin, std::int64_t end) const { call_(fn_, begin, end); }
+
+ private:
+  const void* fn_;
+  void (*call_)(const void*, std::int64_t, std::int64_t);
+};
+
 // Calls body(begin, end) for disjoint ranges that cover [0, count), possibly in parallel.
-using ParallelFor =
-    std::function<void(std::int64_t count, const std::function<void(std::int64_t, std::int64_t)>& body)>;
+using ParallelFor = std::function<void(std::int64_t count, const RangeBody& body)>;
 
 struct Runtime {
   ParallelFor parallel_for;

@@ -98,6 +98,14 @@ struct CookToom {
   static constexpr Matrices kMatrices = Make();
 };
 
+// A scheme without its type, for code of which one copy serves all schemes.
+struct SchemeNumbers {
+  int taps_h, taps_w;
+  int unit_rows, unit_columns;  // outputs of a unit
+  int points_h, points;         // along H, and of both axes
+  int blocks, slots;
+};
+
 // Computation of one 2-D tile: one algorithm per axis. Nested: along W, two tap segments of kM and kR taps are combined
 // by F(2, 2), with 3 products for two blocks of outputs instead of 4. The first segment has exactly kM taps, so its
 // second input tile is the first one of the second segment, and one transform serves both.
@@ -107,6 +115,7 @@ template <class AlongH, class AlongW, bool kNestedAlongW, bool kGroupedPoints>
 struct Scheme {
   using H = AlongH;
   using W = AlongW;
+  using Ungrouped = Scheme<AlongH, AlongW, kNestedAlongW, false>;
   static constexpr bool kNested = kNestedAlongW;
   static constexpr bool kDirect = H::kIsTrivial && W::kIsTrivial;  // no transforms: plain multiplication
   static constexpr bool kGrouped = kGroupedPoints && H::kPoints > 2;
@@ -118,6 +127,9 @@ struct Scheme {
   static constexpr int kGroupRows = kGrouped ? 2 : H::kPoints;  // points of H per group
   static constexpr int kGroups = H::kPoints / kGroupRows;
   static constexpr int kGroupPoints = kGroupRows * W::kPoints;
+
+  static constexpr SchemeNumbers kNumbers = {kTapsH,  kTapsW, H::kM, kUnitColumns, H::kPoints, H::kPoints * W::kPoints,
+                                             kBlocks, kSlots};
 
   // Point of H at a row of a group. Groups are the pairs +p, -p; the last is {0, infinity}.
   static constexpr int PointOfH(int group, int row) {

@@ -116,9 +116,12 @@ struct Finisher {
     return Activated(sum);
   }
 
-  // Only the lanes [first, last) will be stored: no residual elements outside of them are read.
+  // Only the lanes [first, last) will be stored, maybe all: no residual elements outside of them are read.
   HWY_INLINE Floats Between(Floats sum, const float* target, int first, int last) const {
-    if constexpr (kResidual) sum = hn::Add(sum, LoadBetween(epilogue.residual + (target - y), first, last));
+    if constexpr (kResidual) {
+      const float* residual = epilogue.residual + (target - y);
+      sum = hn::Add(sum, last - first == kLanes ? Load(residual) : LoadBetween(residual, first, last));
+    }
     return Activated(sum);
   }
 

@@ -50,8 +50,8 @@ class RowWriter {
 
   // Stores `count` columns of `rows` rows of up to kLanes neighbouring channels. In `lines`, rows are `pitch` floats
   // apart and channels `channel_pitch`.
-  HWY_INLINE void Write(float* target, const float* lines, std::size_t pitch, std::size_t channel_pitch, int channels,
-                        int rows, int count) const {
+  HWY_NOINLINE void Write(float* target, const float* lines, std::size_t pitch, std::size_t channel_pitch, int channels,
+                          int rows, int count) const {
     WithFinisher(conv_.epilogue, conv_.y, [&](const auto& finish) HWY_ATTR {
       WriteRows(finish, target, lines, pitch, channel_pitch, channels, rows, count);
     });
@@ -91,12 +91,13 @@ class RowWriter {
       POLYCONV_UNROLL
       for (int l = 0; l < kLanes; l++, pixel += conv_.y_column) {
         if (i + l >= count) break;
+        const Floats finished = finish.Between(v[l], pixel, 0, channels);
         if (streams) {
-          hn::Stream(finish.Whole(v[l], pixel), kFloats, pixel);
+          hn::Stream(finished, kFloats, pixel);
         } else if (whole) {
-          Store(pixel, finish.Whole(v[l], pixel));
+          Store(pixel, finished);
         } else {
-          StoreBetween(pixel, finish.Between(v[l], pixel, 0, channels), 0, channels);
+          StoreBetween(pixel, finished, 0, channels);
         }
       }
     }

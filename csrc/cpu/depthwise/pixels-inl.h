@@ -245,13 +245,13 @@ class DepthwisePixels {
       for (int row = 0; row < rows; row++) {
         for (int j = 0; j < pixels; j++, sums += kLanes) {
           float* target = tile.y + row * tile.y_row + j * tile.y_step + channel;
-          const Floats sum = hn::Load(kFloats, sums);
+          const Floats finished = finish.Between(hn::Load(kFloats, sums), target, 0, channels);
           if (channels < kLanes) {
-            StoreBetween(target, finish.Between(sum, target, 0, channels), 0, channels);
+            StoreBetween(target, finished, 0, channels);
           } else if (stream_) {
-            hn::Stream(finish.Whole(sum, target), kFloats, target);
+            hn::Stream(finished, kFloats, target);
           } else {
-            Store(target, finish.Whole(sum, target));
+            Store(target, finished);
           }
         }
       }

@@ -400,8 +400,8 @@ class DepthwiseRows {
   }
 
   // Computes a block of output rows of a channel, of which `y` is the first row, and stores the block before it.
-  HWY_INLINE void RunBlock(int channel, int block, const Reads& reads, const float* weights, float* y,
-                           Thread& thread) const {
+  HWY_NOINLINE void RunBlock(int channel, int block, const Reads& reads, const float* weights, float* y,
+                             Thread& thread) const {
     Staging& staging = thread.staging;
     float* rows = staging.rows[staging.current];
     ComputeBlock(channel, reads, weights, in_order_ ? rows : thread.phases);
@@ -537,7 +537,7 @@ class DepthwiseRows {
     }
   }
 
-  HWY_INLINE void WritePending(Staging& staging) const {
+  HWY_NOINLINE void WritePending(Staging& staging) const {
     if (staging.target == nullptr) return;
     const int width = conv_.width.target;
     float* rows = staging.rows[staging.current ^ 1];

@@ -290,12 +290,13 @@ class DepthwiseTiles {
         for (int pixel = written_pixels; pixel < pixels; pixel++) {
           float* target = y + row * conv_.y_row + pixel * conv_.y_column;
           const Floats sum = hn::Load(kFloats, sums + (row * pixels + pixel) * kLanes);
+          const Floats finished = finish.Between(sum, target, written_lanes, kLanes);
           if (written_lanes > 0) {
-            StoreBetween(target, finish.Between(sum, target, written_lanes, kLanes), written_lanes, kLanes);
+            StoreBetween(target, finished, written_lanes, kLanes);
           } else if (stream_) {
-            hn::Stream(finish.Whole(sum, target), kFloats, target);
+            hn::Stream(finished, kFloats, target);
           } else {
-            Store(target, finish.Whole(sum, target));
+            Store(target, finished);
           }
         }
       }

@@ -195,10 +195,11 @@ class GroupedProduct {
         float* target = conv_.y + image * conv_.y_batch + (first + row) * conv_.y_row + channel;
         for (int j = 0; j < conv_.out_width; j++, target += conv_.y_column) {
           const Floats sum = hn::Add(bias, hn::Load(kFloats, sums + (row * width_ + j) * kLanes));
+          const Floats finished = finish.Between(sum, target, 0, channels);
           if (channels == kLanes) {
-            Store(target, finish.Whole(sum, target));
+            Store(target, finished);
           } else {
-            StoreBetween(target, finish.Between(sum, target, 0, channels), 0, channels);
+            StoreBetween(target, finished, 0, channels);
           }
         }
       }

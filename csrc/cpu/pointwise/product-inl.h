@@ -18,7 +18,6 @@
 #include <cstdint>
 #include <iterator>
 #include <limits>
-#include <type_traits>
 #include <utility>
 
 #include "common/caches.h"
@@ -82,7 +81,8 @@ struct Panels {
   int First(int panel) const { return static_cast<int>(std::int64_t{vectors} * panel / count); }
 };
 
-// Operands of a register tile.
+// Operands of a register tile. It ends with the epilogue if that is short enough to be repeated for every vector: at
+// most a residual and a clamp, each behind a branch, because an instance of the kernel for each took 110 KB of a wheel.
 struct TileProducts {
   const float* const* x;  // address of each pixel in the first run
   std::ptrdiff_t pitch;   // addresses between runs
@@ -92,49 +92,21 @@ struct TileProducts {
   int column;             // first output channel
   int lanes;              // output channels of the last vector
   bool first, last;       // whether these are the first or last terms
+  bool finishes;          // whether the outputs are stored after the last terms, or the sums for FinishTile
+  bool clamps;            // to [low, high]
+  float low, high;
   const float* weights;   // [term][vector][lane]
   const float* ahead;     // the next tile's input: one cache line is prefetched per term
   const float* later;     // the next weights, of which each tile prefetches its share
   int pace;               // floats of them per term
-  float* sums;            // of earlier terms, and for FinishLater: [pixel][vector][lane]
+  float* sums;            // of earlier terms, and for FinishTile: [pixel][vector][lane]
   const float* bias;      // null: none
+  const float* residual;  // null: none
+  const float* output;    // address in y of the residual
 };
 
-// Stores the first `lanes` of a finished vector.
-template <class Finish>
-HWY_INLINE void StoreEnd(const Finish& finish, Floats sum, float* target, int lanes) {
-  if (lanes == kLanes) {
-    Store(target, finish.Whole(sum, target));
-  } else {
-    StoreBetween(target, finish.Between(sum, target, 0, lanes), 0, lanes);
-  }
-}
-
-// Whether an epilogue is short enough to be repeated for every vector of a register tile.
-template <class Finish>
-inline constexpr bool kIsShort = false;
-template <Activate kActivate, bool kResidual>
-inline constexpr bool kIsShort<Finisher<kActivate, kResidual>> =
-    kActivate == Activate::kNone || kActivate == Activate::kClamp;
-
-// Fetches the residual of a vector, which is added at the end of a tile: by then the tiles of other panels have moved it
-// out of the caches, and the sums would wait for it.
-template <class Finish>
-HWY_INLINE void PrefetchResidual(const Finish&, const float*) {}
-template <Activate kActivate>
-HWY_INLINE void PrefetchResidual(const Finisher<kActivate, true>& finish, const float* target) {
-  hwy::Prefetch(finish.epilogue.residual + (target - finish.y));
-}
-
-// Stands for an epilogue that is applied to the stored sums, because it is too long to be repeated for every vector.
-struct FinishLater {};
-
-// Whether tensors in half precision run with the code that is compiled for an epilogue.
-template <class Finish>
-inline constexpr bool kConverts = std::is_same_v<Finish, Finisher<Activate::kAny, false>>;
-
-template <int kRows, int kVectors, class Finish>
-HWY_NOINLINE void SumTile(const TileProducts& op, const Finish& finish) {
+template <int kRows, int kVectors>
+HWY_NOINLINE void SumTile(const TileProducts& op) {
   constexpr int kStep = kVectors * kLanes;
   Floats sum[kRows][kVectors];
   POLYCONV_UNROLL
@@ -142,13 +114,14 @@ HWY_NOINLINE void SumTile(const TileProducts& op, const Finish& finish) {
     POLYCONV_UNROLL
     for (int v = 0; v < kVectors; v++) sum[r][v] = hn::Zero(kFloats);
   }
-  if constexpr (!std::is_same_v<Finish, FinishLater>) {
-    if (op.last) {
+  const bool finishes = op.last && op.finishes;
+  if (finishes && op.residual != nullptr) {
+    // By the end of the tile, tiles of other panels have moved it out of the caches, and the sums would wait for it.
+    POLYCONV_UNROLL
+    for (int r = 0; r < kRows; r++) {
+      const float* residual = op.residual + (op.y[r] + op.column - op.output);
       POLYCONV_UNROLL
-      for (int r = 0; r < kRows; r++) {
-        POLYCONV_UNROLL
-        for (int v = 0; v < kVectors; v++) PrefetchResidual(finish, op.y[r] + op.column + v * kLanes);
-      }
+      for (int v = 0; v < kVectors; v++) hwy::Prefetch(residual + v * kLanes);
     }
   }
   const float* HWY_RESTRICT weights = op.weights;
@@ -211,33 +184,55 @@ HWY_NOINLINE void SumTile(const TileProducts& op, const Finish& finish) {
       for (int r = 0; r < kRows; r++) sum[r][v] = hn::Add(sum[r][v], bias);
     }
   }
-  if constexpr (!std::is_same_v<Finish, FinishLater>) {
-    if (op.last) {
+  if (!finishes) {
+    POLYCONV_UNROLL
+    for (int r = 0; r < kRows; r++) {
       POLYCONV_UNROLL
-      for (int r = 0; r < kRows; r++) {
-        float* target = op.y[r] + op.column;
-        POLYCONV_UNROLL
-        for (int v = 0; v < kVectors - 1; v++, target += kLanes) Store(target, finish.Whole(sum[r][v], target));
-        StoreEnd(finish, sum[r][kVectors - 1], target, op.lanes);
-      }
-      return;
+      for (int v = 0; v < kVectors; v++) StoreAligned(op.sums + r * kStep + v * kLanes, sum[r][v]);
+    }
+    return;
+  }
+  constexpr int kEnd = (kVectors - 1) * kLanes;
+  const bool whole = op.lanes == kLanes;
+  if (op.residual != nullptr) {
+    POLYCONV_UNROLL
+    for (int r = 0; r < kRows; r++) {
+      const float* residual = op.residual + (op.y[r] + op.column - op.output);
+      POLYCONV_UNROLL
+      for (int v = 0; v < kVectors - 1; v++) sum[r][v] = hn::Add(sum[r][v], Load(residual + v * kLanes));
+      const Floats end = whole ? Load(residual + kEnd) : LoadBetween(residual + kEnd, 0, op.lanes);
+      sum[r][kVectors - 1] = hn::Add(sum[r][kVectors - 1], end);
+    }
+  }
+  if (op.clamps) {
+    const Floats low = Broadcast(op.low), high = Broadcast(op.high);
+    POLYCONV_UNROLL
+    for (int r = 0; r < kRows; r++) {
+      POLYCONV_UNROLL
+      for (int v = 0; v < kVectors; v++) sum[r][v] = Clamp(sum[r][v], low, high);
     }
   }
   POLYCONV_UNROLL
   for (int r = 0; r < kRows; r++) {
+    float* target = op.y[r] + op.column;
     POLYCONV_UNROLL
-    for (int v = 0; v < kVectors; v++) StoreAligned(op.sums + r * kStep + v * kLanes, sum[r][v]);
+    for (int v = 0; v < kVectors - 1; v++) Store(target + v * kLanes, sum[r][v]);
+    if (whole) {
+      Store(target + kEnd, sum[r][kVectors - 1]);
+    } else {
+      StoreBetween(target + kEnd, sum[r][kVectors - 1], 0, op.lanes);
+    }
   }
 }
 
 // Compiled for every height, so that the tiles of a block are of nearly equal height and none is padded.
-template <class Finish, int kVectors = kMostVectors>
+template <int kVectors = kMostVectors>
 inline auto FindTile(int rows, int vectors) {
   if constexpr (kVectors > 1) {
-    if (vectors < kVectors) return FindTile<Finish, kVectors - 1>(rows, vectors);
+    if (vectors < kVectors) return FindTile<kVectors - 1>(rows, vectors);
   }
   static constexpr auto kTiles = []<std::size_t... kRows>(std::index_sequence<kRows...>) {
-    return std::array{&SumTile<kRows + 1, kVectors, Finish>...};
+    return std::array{&SumTile<kRows + 1, kVectors>...};
   }(std::make_index_sequence<kTileRows[kVectors]>{});
   return kTiles[rows - 1];
 }
@@ -280,26 +275,20 @@ class PointwiseProduct {
         terms_(TermsAtATime(panels_.terms)) {}
 
   void Run(const Runtime& runtime) const {
-    if (runs_.widened()) return RunWith(Finisher<Activate::kAny, false>{conv_.y, conv_.epilogue, 0, 0}, runtime);
-    WithFinisher(conv_.epilogue, conv_.y, [&](const auto& finish) HWY_ATTR { RunWith(finish, runtime); });
-  }
-
- private:
-  template <class Finish>
-  HWY_INLINE void RunWith(const Finish& finish, const Runtime& runtime) const {
     const double products = static_cast<double>(rows_) * panels_.terms * panels_.outputs;
     const int threads = products < kFewProducts ? 1 : runtime.threads;
-    if (threads == 1) return Part(finish, 0, rows_, 0, panels_.count);
+    if (threads == 1) return Part(0, rows_, 0, panels_.count);
     const int by_rows = SplitOfRows(threads), by_panels = threads / by_rows;
     runtime.parallel_for(by_rows * by_panels, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t part = begin; part < end; part++) {
         const std::int64_t i = part / by_panels, j = part % by_panels;
-        Part(finish, rows_ * i / by_rows, rows_ * (i + 1) / by_rows, static_cast<int>(panels_.count * j / by_panels),
+        Part(rows_ * i / by_rows, rows_ * (i + 1) / by_rows, static_cast<int>(panels_.count * j / by_panels),
              static_cast<int>(panels_.count * (j + 1) / by_panels));
       }
     });
   }
 
+ private:
   // Number of parts that the pixels are cut into; the panels of weights are cut among the remaining threads. Reading all
   // weights costs a thread as much as computing some pixels.
   int SplitOfRows(int threads) const {
@@ -315,9 +304,7 @@ class PointwiseProduct {
     return best;
   }
 
-  template <class Finish>
-  HWY_NOINLINE void Part(const Finish& finish, std::int64_t first_row, std::int64_t last_row, int first_panel,
-                         int last_panel) const {
+  HWY_NOINLINE void Part(std::int64_t first_row, std::int64_t last_row, int first_panel, int last_panel) const {
     const StageTimer timer(Stage::kProducts);
     const std::int64_t most = MostRows(), image = static_cast<std::int64_t>(conv_.out_height) * conv_.out_width;
     Carver carver;
@@ -335,7 +322,7 @@ class PointwiseProduct {
       runs_.List(begin, rows, scratch + buffer, x);
       ListOutputs(begin, rows, y);
       for (int panel = first_panel; panel < last_panel; panel++) {
-        Multiply(finish, x, y, rows, panel, scratch + sums, runs_.widened() && panel == first_panel);
+        Multiply(x, y, rows, panel, scratch + sums, runs_.widened() && panel == first_panel);
       }
     }
   }
@@ -361,16 +348,20 @@ class PointwiseProduct {
   }
 
   // Multiplies a block of pixels by a panel of weights. `widens`: it is the first one, and pixels are widened before.
-  template <class Finish>
-  HWY_INLINE void Multiply(const Finish& finish, const float* const* x, float* const* y, int rows, int panel,
-                           float* sums, bool widens) const {
-    using InTile = std::conditional_t<kIsShort<Finish>, Finish, FinishLater>;
+  HWY_INLINE void Multiply(const float* const* x, float* const* y, int rows, int panel, float* sums,
+                           bool widens) const {
     const int first = panels_.First(panel), vectors = panels_.First(panel + 1) - first, step = vectors * kLanes;
     const int tiles = CeilDiv(rows, kTileRows[vectors]);
     TileProducts op{};
     op.column = first * kLanes;
     op.lanes = std::min(panels_.outputs - (first + vectors - 1) * kLanes, kLanes);
     op.bias = conv_.bias;
+    op.residual = conv_.epilogue.residual, op.output = conv_.y;
+    const Activation activation = conv_.epilogue.activation;
+    op.clamps = activation == Activation::kRelu || activation == Activation::kClamp;
+    op.finishes = !runs_.widened() && (op.clamps || activation == Activation::kNone);
+    op.low = activation == Activation::kClamp ? conv_.epilogue.a : 0.0f;
+    op.high = activation == Activation::kClamp ? conv_.epilogue.b : std::numeric_limits<float>::infinity();
     op.pitch = rows, op.length = runs_.length();
     op.weights = weights_ + static_cast<std::size_t>(op.column) * panels_.terms;
     op.pace = std::min(kLine, CeilDiv(step, tiles));
@@ -383,36 +374,39 @@ class PointwiseProduct {
         end = begin + rows / tiles + (tile < rows % tiles ? 1 : 0);  // of nearly equal height
         op.x = run + begin, op.y = y + begin, op.sums = sums + (terms_ < panels_.terms ? begin * step : 0);
         op.ahead = end < rows ? run[end] + op.skipped : op.weights;
-        if constexpr (kConverts<Finish>) {
-          if (widens && op.first) runs_.Widen(x, rows, begin, end);
-        }
+        if (widens && op.first) runs_.Widen(x, rows, begin, end);
         const float* later = next + static_cast<std::ptrdiff_t>(tile) * op.terms * op.pace;
         op.later = later < end_ ? std::min(later, end_ - op.terms * op.pace) : op.weights;
-        const auto sum_tile = FindTile<InTile>(end - begin, vectors);
-        if constexpr (kIsShort<Finish>) {
-          sum_tile(op, finish);
+        FindTile(end - begin, vectors)(op);
+        if (!op.last || op.finishes) continue;
+        if (runs_.widened()) {
+          const auto round = runs_.type() == Element::kFloat16 ? &RoundTile<Float16> : &RoundTile<Bfloat16>;
+          round(conv_.epilogue, op, end - begin, vectors);
         } else {
-          sum_tile(op, FinishLater());
-          if (kConverts<Finish> && op.last && runs_.widened()) {
-            const auto round = runs_.type() == Element::kFloat16 ? &RoundTile<Float16> : &RoundTile<Bfloat16>;
-            round(conv_.epilogue, op, end - begin, vectors);
-          } else if (op.last) {
-            FinishTile(finish, op, end - begin, vectors);
-          }
+          FinishTile(op, end - begin, vectors);
         }
       }
       op.weights = next;
     }
   }
 
-  template <class Finish>
-  static HWY_INLINE void FinishTile(const Finish& finish, const TileProducts& op, int rows, int vectors) {
-    const float* sum = op.sums;
-    for (int i = 0; i < rows; i++) {
-      for (int v = 0; v < vectors; v++, sum += kLanes) {
-        StoreEnd(finish, hn::Load(kFloats, sum), op.y[i] + op.column + v * kLanes, v + 1 < vectors ? kLanes : op.lanes);
+  // Stores outputs with an epilogue that is too long to be repeated for every vector of a register tile.
+  HWY_NOINLINE void FinishTile(const TileProducts& op, int rows, int vectors) const {
+    WithFinisher(conv_.epilogue, conv_.y, [&](const auto& finish) HWY_ATTR {
+      const float* sum = op.sums;
+      for (int i = 0; i < rows; i++) {
+        for (int v = 0; v < vectors; v++, sum += kLanes) {
+          float* target = op.y[i] + op.column + v * kLanes;
+          const int lanes = v + 1 < vectors ? kLanes : op.lanes;
+          const Floats finished = finish.Between(hn::Load(kFloats, sum), target, 0, lanes);
+          if (lanes == kLanes) {
+            Store(target, finished);
+          } else {
+            StoreBetween(target, finished, 0, lanes);
+          }
+        }
       }
-    }
+    });
   }
 
   const Convolution& conv_;

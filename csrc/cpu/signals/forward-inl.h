@@ -222,16 +222,11 @@ class SignalRows {
 
   template <class Finish>
   HWY_NOINLINE void Write(const Finish& finish, const float* sums, T* y, const T* residual, int count) const {
-    const auto some = [&](int i, int size) HWY_ATTR {
-      Floats v = Load(sums + i);
-      if (residual != nullptr) v = hn::Add(v, LoadSome(residual + i, size));
-      StoreSome(y + i, finish.Whole(v, nullptr), size);
-    };
     // Only whole cache lines are streamed: a line of which a part is stored otherwise is read and written twice.
     constexpr int kLine = std::max<int>(kLanes, 64 / sizeof(T));
     const int misaligned = static_cast<int>(reinterpret_cast<std::uintptr_t>(y) / sizeof(T) % kLine);
     const int head = misaligned == 0 ? 0 : std::min(kLine - misaligned, count);
-    for (int i = 0; i < head; i += kLanes) some(i, std::min(kLanes, head - i));
+    WriteSome(finish, sums, y, residual, 0, head);
     const int whole = head + (count - head) / kLine * kLine;
     for (int i = head; i < whole; i += kLanes) {
       Floats v = Load(sums + i);
@@ -243,7 +238,19 @@ class SignalRows {
         StoreNarrow(y + i, v);
       }
     }
-    for (int i = whole; i < count; i += kLanes) some(i, std::min(kLanes, count - i));
+    WriteSome(finish, sums, y, residual, whole, count);
+  }
+
+  // Outputs [first, last), one of the ends of a line.
+  template <class Finish>
+  HWY_NOINLINE void WriteSome(const Finish& finish, const float* sums, T* y, const T* residual, int first,
+                              int last) const {
+    for (int i = first; i < last; i += kLanes) {
+      const int size = std::min(kLanes, last - i);
+      Floats v = Load(sums + i);
+      if (residual != nullptr) v = hn::Add(v, LoadSome(residual + i, size));
+      StoreSome(y + i, finish.Whole(v, nullptr), size);
+    }
   }
 
   const SignalCorrelation& signal_;

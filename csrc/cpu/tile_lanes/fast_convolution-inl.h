@@ -48,18 +48,20 @@ void TransformWeights(const Convolution& conv, float* transformed, const Runtime
 
 template <class S>
 class FastConvolution {
+  using Ungrouped = typename S::Ungrouped;
+
  public:
   // `crosses_bands`: whether a chunk may end within a band, to fill its vectors.
   FastConvolution(const Convolution& conv, const float* weights, int wanted_lanes, bool crosses_bands)
       : conv_(conv),
         weights_(weights),
         weight_stage_(conv),
-        tiling_(MakeTiling<S>(conv, weight_stage_.all_taps, wanted_lanes, crosses_bands, kLanes)),
+        tiling_(MakeTiling(S::kNumbers, conv, weight_stage_.all_taps, wanted_lanes, crosses_bands, kLanes)),
         input_(conv, tiling_) {}
 
   void RunFused(int tiles_per_batch, const Runtime& runtime) const {
     const int vectors = tiling_.lanes / kLanes;
-    const OutputStage<S> output(conv_, tiling_, tiling_.lanes);
+    const OutputStage<Ungrouped> output(conv_, tiling_, tiling_.lanes);
     const int channels = input_.channels();
     const TransformedLayout layout(tiling_.lanes, 1, S::kSlots, channels);
     const int batch = std::clamp(tiles_per_batch, 1, weight_stage_.channel_tiles);
@@ -72,7 +74,8 @@ class FastConvolution {
     const std::size_t transformed_at = carver.Take(layout.point * S::kGroupPoints);
     const std::size_t tile_products = ProductLayout<S>::kVectorSize * vectors;
     const std::size_t products_at = carver.Take(tile_products * batch);
-    const std::size_t sums_at = carver.Take(output.sums_size(vectors) * weight_stage_.channel_tiles * kTileChannels);
+    const std::size_t sums_at =
+        carver.Take(output.template sums_size<S>(vectors) * weight_stage_.channel_tiles * kTileChannels);
     const OutputScratch output_scratch(output, carver);
 
     std::atomic<int> next_chunk{0};
@@ -117,7 +120,7 @@ class FastConvolution {
     const int blocks = CeilDiv(tiling_.lanes, kTileVectors * kLanes);
     const int block_vectors = CeilDiv(tiling_.lanes / kLanes, blocks), vectors = blocks * block_vectors;
     const TransformedLayout layout(block_vectors * kLanes, blocks, S::kSlots, channels);
-    const OutputStage<S> output(conv_, tiling_, vectors * kLanes);
+    const OutputStage<Ungrouped> output(conv_, tiling_, vectors * kLanes);
     const std::size_t tile_products = ProductLayout<S>::kVectorSize * vectors;
 
     Carver shared;
@@ -173,14 +176,14 @@ class FastConvolution {
   // Offsets in a thread's scratch memory.
   struct InputScratch {
     std::size_t loaded, rows, columns;
-    InputScratch(const InputStage<S>& input, std::size_t kept_columns, Carver& carver)
+    InputScratch(const InputStage<Ungrouped>& input, std::size_t kept_columns, Carver& carver)
         : loaded(carver.Take(input.loaded_size())),
           rows(carver.Take(input.rows_size())),
           columns(carver.Take(input.columns_size() * kept_columns)) {}
   };
   struct OutputScratch {
     std::size_t units, lines;
-    OutputScratch(const OutputStage<S>& output, Carver& carver)
+    OutputScratch(const OutputStage<Ungrouped>& output, Carver& carver)
         : units(carver.Take(output.units_size() * output.ChannelsTogether())),
           lines(carver.Take(output.lines_size() * output.ChannelsTogether())) {}
   };
@@ -224,7 +227,7 @@ class FastConvolution {
     for (int index = bands.begin; index < bands.end; index += input_.side_by_side) {
       const BandRange some = bands.Cut(index, input_.side_by_side);
       for (int c = 0; c < input_.channels(); c++) {
-        input_.Expand(some, group, columns + KeptAt(index, bands.begin, c), c, layout, transformed);
+        input_.template Expand<S>(some, group, columns + KeptAt(index, bands.begin, c), c, layout, transformed);
       }
     }
   }
@@ -242,7 +245,7 @@ class FastConvolution {
           input_.Gather(some, c, loaded, place, base + scratch.rows, base + scratch.columns);
         }
         const StageTimer timer(Stage::kExpand);
-        input_.Expand(some, 0, base + scratch.columns, c, layout, transformed);
+        input_.template Expand<S>(some, 0, base + scratch.columns, c, layout, transformed);
       }
     });
   }
@@ -282,17 +285,18 @@ class FastConvolution {
   }
 
   // Inverse transforms of the output channels in `range`, with their products at `products`. The last group writes.
-  HWY_INLINE void InvertAndWrite(const OutputStage<S>& output, int group, Range range, const BandRange& bands,
-                                 int vectors, const float* products, std::size_t tile_products, float* sums,
-                                 const OutputScratch& scratch, float* base) const {
+  HWY_NOINLINE void InvertAndWrite(const OutputStage<Ungrouped>& output, int group, Range range, const BandRange& bands,
+                                   int vectors, const float* products, std::size_t tile_products, float* sums,
+                                   const OutputScratch& scratch, float* base) const {
     const int step = output.ChannelsTogether();
     for (int first = range.begin; first < range.end; first += step) {
       const int together = std::min(step, range.end - first);
       for (int i = 0; i < together; i++) {
         const StageTimer timer(Stage::kInvert);
         const int k = first + i, number = k - range.begin;
-        output.Invert(group, products + number / kTileChannels * tile_products, number % kTileChannels, vectors,
-                      sums + k * output.sums_size(vectors), BiasOf(k), base + scratch.units + i * output.units_size());
+        output.template Invert<S>(group, products + number / kTileChannels * tile_products, number % kTileChannels,
+                                  vectors, sums + k * output.template sums_size<S>(vectors), BiasOf(k),
+                                  base + scratch.units + i * output.units_size());
       }
       if (group < S::kGroups - 1) continue;
       const StageTimer timer(Stage::kWrite);
@@ -304,7 +308,7 @@ class FastConvolution {
   const float* weights_;
   const WeightStage<S> weight_stage_;
   const Tiling tiling_;
-  const InputStage<S> input_;
+  const InputStage<Ungrouped> input_;
 };
 
 }  // namespace HWY_NAMESPACE

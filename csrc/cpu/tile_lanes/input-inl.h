@@ -39,7 +39,7 @@ struct TransformedLayout {
   }
 };
 
-// Layout of one input channel of one band.
+// Layout of one input channel of one band. `S` is ungrouped: kernels with and without groups share all but Expand.
 //
 //   rows      H-transformed image rows with their padding, [H point][column]; only a few columns without a dilation
 //   columns   the same, sorted: [H point][column of a unit][unit], one tile (dilation_w units) longer than the band,
@@ -64,7 +64,7 @@ struct InputStage {
   int side_by_side;                          // narrow bands that share a vector
   alignas(64) std::int32_t compact[kLanes];  // lanes of the units of such bands, without their halos
 
-  InputStage(const Convolution& c, const Tiling& t)
+  HWY_NOINLINE InputStage(const Convolution& c, const Tiling& t)
       : conv(c),
         tiling(t),
         taps(c, S::kTapsH, S::kTapsW),
@@ -127,8 +127,8 @@ struct InputStage {
 
   // Transforms one channel of up to `side_by_side` bands along H, and sorts its columns. `loaded`: result of LoadRows,
   // in which this is channel number `place`; unused if the image is read in place.
-  HWY_INLINE void Gather(const BandRange& bands, int channel, const float* loaded, int place, float* rows,
-                         float* columns) const {
+  HWY_NOINLINE void Gather(const BandRange& bands, int channel, const float* loaded, int place, float* rows,
+                           float* columns) const {
     const Band band = BandAt(tiling, bands, bands.begin);
     if (tiling.dilation_w > 1) {
       GatherDilated(band, RowsOf(band, channel, loaded, place, rows), rows, columns);
@@ -139,13 +139,14 @@ struct InputStage {
     }
   }
 
-  // Transforms one group of H points along W and stores the bands' units to their lanes.
+  // Transforms one group of H points of a scheme along W and stores the bands' units to their lanes.
+  template <class Grouped>
   HWY_INLINE void Expand(const BandRange& bands, int group, const float* columns, int channel,
                          const TransformedLayout& layout, float* transformed) const {
     const auto expand = [&](int unit, const auto& put) HWY_ATTR {
-      for (int row = 0; row < S::kGroupRows; row++) {
+      for (int row = 0; row < Grouped::kGroupRows; row++) {
         const float* source =
-            columns + static_cast<std::size_t>(S::PointOfH(group, row)) * kStreams * column_pitch + unit;
+            columns + static_cast<std::size_t>(Grouped::PointOfH(group, row)) * kStreams * column_pitch + unit;
         const std::size_t first_point = row * S::W::kPoints * layout.point;
         ExpandVector(source, layout, [&](std::size_t at, Floats v) HWY_ATTR { put(first_point + at, v); });
       }

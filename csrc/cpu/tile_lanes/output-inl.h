@@ -20,9 +20,9 @@ HWY_BEFORE_NAMESPACE();
 namespace polyconv {
 namespace HWY_NAMESPACE {
 
+// `S` is ungrouped: kernels with and without groups share all but the inverse transform, a template of their scheme.
 template <class S>
 struct OutputStage {
-  using Layout = ProductLayout<S>;
   static constexpr int kRows = S::H::kM;
   static constexpr int kColumns = S::W::kM;
   static constexpr int kStreams = S::kUnitColumns;
@@ -35,7 +35,7 @@ struct OutputStage {
   std::vector<std::int32_t> run_offsets;  // see FindRuns
   RowWriter writer;
 
-  OutputStage(const Convolution& c, const Tiling& t, int lanes)
+  HWY_NOINLINE OutputStage(const Convolution& c, const Tiling& t, int lanes)
       : conv(c), tiling(t), writer(c, c.y_row * t.dilation_h) {
     unit_pitch = lanes + kLanes;
     line_pitch = lanes * kStreams + (kStreams + 1) * kLanes;
@@ -45,16 +45,19 @@ struct OutputStage {
   // Number of output channels to write together.
   int ChannelsTogether() const { return writer.transposes() ? kLanes : 1; }
 
+  template <class Grouped>
   std::size_t sums_size(int vectors) const {
-    return S::kGrouped ? static_cast<std::size_t>(vectors) * S::kBlocks * kBlockOutputs * kLanes : 0;
+    return Grouped::kGrouped ? static_cast<std::size_t>(vectors) * S::kBlocks * kBlockOutputs * kLanes : 0;
   }
   std::size_t units_size() const { return static_cast<std::size_t>(kRows) * kStreams * unit_pitch; }
   std::size_t lines_size() const { return static_cast<std::size_t>(kRows) * line_pitch; }
 
   // Inverse transform of one output channel, the k-th of its tile; `products` are those of the tile's channels.
   // Grouped: the shares of the groups are accumulated in `sums`, and the last group completes them into `units`.
+  template <class Grouped>
   HWY_INLINE void Invert(int group, const float* products, int k, int vectors, float* sums, float bias,
                          float* units) const {
+    using Layout = ProductLayout<Grouped>;
     for (int z = 0, width; z < vectors; z += width) {
       width = NextTile(vectors - z);
       const float* tile = products + z * Layout::kVectorSize;
@@ -62,7 +65,7 @@ struct OutputStage {
         for (int block = 0; block < S::kBlocks; block++) {
           const float* source = tile + block * Layout::BlockPitch(width) + (k * width + i) * kLanes;
           float* target = units + block * kColumns * unit_pitch + (z + i) * kLanes;
-          InvertVector(group, source, Layout::PointPitch(width), sums, bias, target);
+          InvertVector<Grouped>(group, source, Layout::PointPitch(width), sums, bias, target);
           sums += kBlockOutputs * kLanes;
         }
       }
@@ -70,8 +73,8 @@ struct OutputStage {
   }
 
   // Writes the rows of all bands of a chunk for some neighbouring output channels, units_size() apart in `units`.
-  HWY_INLINE void Write(const BandRange& bands, int first_channel, int channels, const float* units,
-                        float* lines) const {
+  HWY_NOINLINE void Write(const BandRange& bands, int first_channel, int channels, const float* units,
+                          float* lines) const {
     const bool dense = tiling.dilation_w == 1 && kStreams > 1;
     for (int k = 0; k < channels && dense; k++) {
       ArrangeDense(units + k * units_size(), UnitsOf(tiling, bands), lines + k * lines_size());
@@ -99,11 +102,12 @@ struct OutputStage {
   }
 
  private:
+  template <class Grouped>
   HWY_INLINE void InvertVector(int group, const float* source, std::size_t point_pitch, float* sums, float bias,
                                float* units) const {
-    Floats rows[S::kGroupRows][kColumns];
+    Floats rows[Grouped::kGroupRows][kColumns];
     POLYCONV_UNROLL
-    for (int h = 0; h < S::kGroupRows; h++) {
+    for (int h = 0; h < Grouped::kGroupRows; h++) {
       Floats points[S::W::kPoints];
       POLYCONV_UNROLL
       for (int i = 0; i < S::W::kPoints; i++) {
@@ -112,7 +116,7 @@ struct OutputStage {
       TransformOutput<typename S::W>(points, rows[h]);
     }
     const Floats offset = Broadcast(bias);
-    if constexpr (!S::kGrouped) {
+    if constexpr (!Grouped::kGrouped) {
       POLYCONV_UNROLL
       for (int j = 0; j < kColumns; j++) {
         Floats points[S::H::kPoints], out[kRows];
@@ -122,7 +126,7 @@ struct OutputStage {
         POLYCONV_UNROLL
         for (int i = 0; i < kRows; i++) Store(units + (i * kStreams + j) * unit_pitch, hn::Add(out[i], offset));
       }
-    } else if (group == S::kGroups - 1) {  // the points 0 and infinity: first and last row only
+    } else if (group == Grouped::kGroups - 1) {  // the points 0 and infinity: first and last row only
       POLYCONV_UNROLL
       for (int j = 0; j < kColumns; j++) {
         POLYCONV_UNROLL
@@ -146,7 +150,7 @@ struct OutputStage {
   }
 
   template <int kPair>
-  static HWY_INLINE void AccumulateGroup(const Floats (&rows)[S::kGroupRows][kColumns], float* sums) {
+  static HWY_INLINE void AccumulateGroup(const Floats (&rows)[2][kColumns], float* sums) {
     if constexpr (2 * kPair + 2 < S::H::kPoints) {
       POLYCONV_UNROLL
       for (int j = 0; j < kColumns; j++) {

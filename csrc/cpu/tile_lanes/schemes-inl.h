@@ -18,22 +18,20 @@ namespace polyconv {
 namespace HWY_NAMESPACE {
 
 // Completes a schedule: a pure function of problem and L2 size. Shares of L2 were tuned on cores with 1 and 2 MiB.
-template <class H, class W, bool kNested>
-Schedule Resolve(const Convolution& conv, Schedule schedule) {
-  using S = Scheme<H, W, kNested, false>;
+inline HWY_NOINLINE Schedule Resolve(const SchemeNumbers& scheme, const Convolution& conv, Schedule schedule) {
   constexpr double kKiB = 1024, kMiB = 1024 * kKiB;
   const double cache = static_cast<double>(L2Bytes());
-  const Taps taps(conv, S::kTapsH, S::kTapsW);
+  const Taps taps(conv, scheme.taps_h, scheme.taps_w);
   const int channels = taps.channels();
-  const int units = CeilDiv(CeilDiv(conv.out_width, taps.w.dilation), S::kUnitColumns) * taps.w.dilation;
-  const double unit_bytes = 4.0 * S::kSlots * S::kGroupPoints * channels;  // transformed input, all points
-  const double group_bytes = H::kPoints > 2 ? unit_bytes * 2 / H::kPoints : unit_bytes;
+  const int units = CeilDiv(CeilDiv(conv.out_width, taps.w.dilation), scheme.unit_columns) * taps.w.dilation;
+  const double unit_bytes = 4.0 * scheme.slots * scheme.points * channels;  // transformed input, all points
+  const double group_bytes = scheme.points_h > 2 ? unit_bytes * 2 / scheme.points_h : unit_bytes;
   const double weight_bytes = unit_bytes * conv.out_channels;
   if (schedule.mode == Schedule::kAutomatic) {
     // Bands shorter than a vector are better grouped, unless there are too few units for all threads.
-    const bool many = 1.0 * conv.batch * CeilDiv(conv.out_height, H::kM) * units >= 128;
+    const bool many = 1.0 * conv.batch * CeilDiv(conv.out_height, scheme.unit_rows) * units >= 128;
     const bool fits = unit_bytes * 64 <= (many ? 0.625 * cache : 1280 * kKiB);
-    if (fits && (units >= kLanes || H::kPoints <= 2 || !many)) {
+    if (fits && (units >= kLanes || scheme.points_h <= 2 || !many)) {
       schedule.mode = Schedule::kFused;
     } else if (group_bytes * 32 <= cache && (many || units >= kLanes / 2)) {
       schedule.mode = Schedule::kFusedGrouped;
@@ -45,7 +43,7 @@ Schedule Resolve(const Convolution& conv, Schedule schedule) {
     const double alive = schedule.mode == Schedule::kFusedGrouped ? group_bytes : unit_bytes;
     if (schedule.mode == Schedule::kPhased) {
       // A slab of transformed input and products: large enough to reuse weights often, small enough to bound memory.
-      const double slab = 4.0 * S::kBlocks * S::kGroupPoints * (conv.out_channels + kTileChannels) + alive;
+      const double slab = 4.0 * scheme.blocks * scheme.points * (conv.out_channels + kTileChannels) + alive;
       schedule.lanes = static_cast<int>(std::clamp(96 * kMiB / slab, 96.0, 32768.0));
     } else {
       // Grouped, columns and sums are kept beside the transformed input.
@@ -62,7 +60,7 @@ Schedule Resolve(const Convolution& conv, Schedule schedule) {
   if (schedule.channels <= 0) {
     // The products that wait for their inverse transform should not evict the transformed input.
     const double points =
-        S::kBlocks * S::kGroupPoints / (schedule.mode == Schedule::kFusedGrouped ? H::kPoints / 2.0 : 1.0);
+        scheme.blocks * scheme.points / (schedule.mode == Schedule::kFusedGrouped ? scheme.points_h / 2.0 : 1.0);
     const double room = std::min(400 * kKiB, 0.25 * cache);
     const int batch = static_cast<int>(room / (4 * points * std::min(schedule.lanes, 12 * kLanes)));
     schedule.channels = std::clamp(batch / kTileChannels * kTileChannels, kTileChannels, 32);
@@ -95,10 +93,10 @@ std::size_t WeightsSize(const Convolution& conv) {
 template <class H, class W, bool kNested>
 void Run(const Convolution& given, const Schedule& wanted, const float* transformed, const Runtime& runtime) {
   const Convolution conv = JoinRows<Scheme<H, W, kNested, false>>(given);
-  const Schedule schedule = Resolve<H, W, kNested>(conv, wanted);
+  const Schedule schedule = Resolve(Scheme<H, W, kNested, false>::kNumbers, conv, wanted);
   const int tiles_per_batch = CeilDiv(schedule.channels, kTileChannels);
   if (schedule.mode == Schedule::kFusedGrouped) {
-    using S = Scheme<H, W, kNested, true>;
+    using S = Scheme<H, W, kNested, (H::kPoints > 2)>;
     // Parts of bands need more room for the kept columns; beyond the cache, that costs more than empty lanes.
     const Taps taps(conv, S::kTapsH, S::kTapsW);
     const double kept = 4.0 * schedule.lanes * taps.channels() * H::kPoints * S::kUnitColumns;

@@ -13,6 +13,7 @@
 #include <cstddef>
 
 #include "common/convolution.h"
+#include "common/cook_toom.h"
 #include "tile_lanes/segments.h"
 
 namespace polyconv {
@@ -51,13 +52,13 @@ struct Band {
   int first_lane;  // of its units in the chunk
 };
 
-template <class S>
-Tiling MakeTiling(const Convolution& conv, const Taps& taps, int wanted_lanes, bool crosses_bands, int vector) {
+inline Tiling MakeTiling(const SchemeNumbers& scheme, const Convolution& conv, const Taps& taps, int wanted_lanes,
+                         bool crosses_bands, int vector) {
   Tiling t{};
   t.dilation_h = taps.h.dilation;
   t.dilation_w = taps.w.dilation;
-  t.tile_rows = CeilDiv(CeilDiv(conv.out_height, t.dilation_h), S::H::kM);
-  t.units = CeilDiv(CeilDiv(conv.out_width, t.dilation_w), S::kUnitColumns) * t.dilation_w;
+  t.tile_rows = CeilDiv(CeilDiv(conv.out_height, t.dilation_h), scheme.unit_rows);
+  t.units = CeilDiv(CeilDiv(conv.out_width, t.dilation_w), scheme.unit_columns) * t.dilation_w;
   t.band_count = conv.batch * t.dilation_h * t.tile_rows;
   t.band_tiles = t.units / t.dilation_w;
   wanted_lanes = std::max(wanted_lanes, vector);
