@@ -35,7 +35,7 @@ GROWING = {
     "cpu/costs.py Costs._corrections": "a formula",
     "cpu/operators.py Judge._judged": "a cached weight that lives",
     "cpu/profiles/lines.py Lines._places": "a line of a file",
-    "cpu/weight_cache.py TransformedWeights._kept": "four plans of a weight that lives, and no more bytes than the limit",
+    "cpu/weight_cache.py TransformedWeights._kept": "four plans of a weight that lives, within a limit",
     "dispatch/fastpath.py _Signals._calls": "a length of five significant bits",
     "cuda/backend.py _given_up": "a kernel",
     "cuda/compile_log.py Compilations._spans": "a kernel that was compiled and is not reported yet",
