@@ -21,6 +21,8 @@ struct Parameter {
   const c10::TensorImpl* impl;      // not owned: torch.utils.swap_tensors requires that nothing else refers to it
   const c10::StorageImpl* storage;  // `weight.data = other` replaces it, and moves no version
   c10::weak_intrusive_ptr<c10::StorageImpl> no_other_there;  // while this lives, though its memory may be freed
+  std::int64_t first;                                        // of its elements in the storage
+  std::vector<std::int64_t> strides;
   uint32_t version;
 };
 
@@ -86,6 +88,7 @@ bool Holds(const Compiled& compiled, PyObject* inputs) {
       const Parameter& one = all[i - 2 * kAhead];
       if (VersionOf(*one.impl) != one.version) return false;
       if (one.impl->unsafe_storage().unsafeGetStorageImpl() != one.storage) return false;
+      if (one.impl->storage_offset() != one.first || !one.impl->strides().equals(one.strides)) return false;
     }
   }
   return true;
@@ -111,12 +114,14 @@ PyObject* Parameters(PyObject*, PyObject* arguments) {
     if (impl == nullptr) return nullptr;
     const std::size_t offset = OffsetOf(object, impl);
     if (offset == 0 || (i > 0 && offset != compiled->offset)) Py_RETURN_NONE;
+    const auto* tensor = static_cast<const c10::TensorImpl*>(impl);
+    if (!tensor->has_storage() || tensor->has_symbolic_sizes_strides()) Py_RETURN_NONE;
     compiled->offset = offset;
     Py_INCREF(object);
-    const auto* tensor = static_cast<const c10::TensorImpl*>(impl);
     compiled->all.push_back({object, PyLong_AsSsize_t(PyList_GetItem(positions, i)), tensor,
                              tensor->unsafe_storage().unsafeGetStorageImpl(),
-                             tensor->unsafe_storage().getWeakStorageImpl(),
+                             tensor->unsafe_storage().getWeakStorageImpl(), tensor->storage_offset(),
+                             tensor->strides().vec(),
                              static_cast<uint32_t>(PyLong_AsUnsignedLong(PyList_GetItem(versions, i)))});
   }
   if (PyErr_Occurred()) return nullptr;

@@ -112,8 +112,9 @@ def test_narrower_vectors_cost_more() -> None:
 def test_threads_without_a_chunk_are_counted() -> None:
     """Costs are those of all cores. One chunk occupies one of two, unless output channels are cut, too."""
 
-    def ratios(batch: int, size: int, outputs: int = 256) -> dict[str, float]:
-        problem = Problem.make("fprop", (batch, 64, size, size), (outputs, 64, 3, 3), padding=(1, 1, 1, 1))
+    def ratios(batch: int, size: int, outputs: int = 256, width: int | None = None) -> dict[str, float]:
+        x = batch, 64, size, width or size
+        problem = Problem.make("fprop", x, (outputs, 64, 3, 3), padding=(1, 1, 1, 1))
         two, one = (
             {each.name: each.cycles - each.weight_cycles for each in offered(problem, device) if not each.refusal}
             for device in (SERVER, replace(SERVER, cores=1))
@@ -124,6 +125,8 @@ def test_threads_without_a_chunk_are_counted() -> None:
     assert few["F(4,3) x F(4,3), tile lanes"] == pytest.approx(2, rel=0.3)
     assert 1 < few["F(4,3) x F(4,3), channel lanes"] < 1.3
     assert 1 < ratios(1, 28, 64)["F(4,3) x F(4,3), channel lanes"] < 1.2  # 4 and 3 rows of tiles
+    assert 1 <= ratios(1, 4, 64, 700)["F(4,3) x F(4,3), channel lanes"] < 1.1  # four parts of one row
+    assert 1.2 < ratios(3, 12, 64)["F(4,3) x F(4,3), channel lanes"] < 1.4  # two images and one
     assert max(ratios(8, 130).values()) < 1.02
 
 

@@ -688,6 +688,12 @@ def test_a_change_of_any_parameter_is_seen(absent: str | None, monkeypatch: pyte
         changed.data = torch.randn(3)  # the next memory may have the address of what this frees
         changed.data = torch.randn(3)
         assert not holds((7, *constants, None))
+    bank = torch.randn(2, 3)
+    constants[0].data = bank[0]
+    holds = backend._unchanged(constants[:1], [0], backend._versions(constants[:1]))
+    assert holds((constants[0],))
+    constants[0].data = bank[1]  # the same memory at another place
+    assert not holds((constants[0],))
     if absent is None:
         holds = backend._unchanged(constants[:1], [0], backend._versions(constants[:1]))
         other = constants[0].clone().mul_(2)

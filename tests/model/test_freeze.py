@@ -304,6 +304,10 @@ def test_a_parametrised_weight_follows_other_memory() -> None:
             other.untyped_storage()
             del other
             assert not torch.equal(conv.weight, before)
+        for same_memory in torch.randn(2, 4, 4, 3):
+            before = conv.weight
+            conv.parametrizations.weight.original1.data = same_memory
+            assert not torch.equal(conv.weight, before)
         before = conv.weight
         parametrize.register_parametrization(conv, "weight", nn.Tanh())
         assert torch.equal(conv.weight, before.tanh())

@@ -90,16 +90,19 @@ class TransformedWeights:
             # Lists: making a tuple may start a collection after the iteration has begun, which drops entries.
             others = [other for other in list(self._kept) if other[: len(weight)] == weight]
             current = [other for other in others if (its := self._kept.get(other)) is not None and its.state == state]
+            for other in {*others} - {*current[1 - MOST_PLANS :]}:
+                self._kept.pop(other, None)
+            self.size = sum(map(_bytes, list(self._kept.values())))
             # No eviction of other weights: a model runs its layers in a cycle, so LRU would drop each entry before its
-            # next use. Of this one, what an earlier version had, and other plans if there is no room for another.
-            for dropped in ({*others} - {*current[1 - MOST_PLANS :]}, current):
-                for other in dropped:
+            # next use. Other plans of this one are dropped if that makes room.
+            rest = [(other, its) for other in current if (its := self._kept.get(other)) is not None]
+            if self.size + _bytes(new) > self.limit >= self.size + _bytes(new) - sum(_bytes(its) for _, its in rest):
+                for other, its in rest:
                     self._kept.pop(other, None)
-                self.size = sum(map(_bytes, list(self._kept.values())))
-                if self.size + _bytes(new) <= self.limit:
-                    self._kept[key] = new
-                    self.size += _bytes(new)
-                    break
+                    self.size -= _bytes(its)
+            if self.size + _bytes(new) <= self.limit:
+                self._kept[key] = new
+                self.size += _bytes(new)
         return transformed
 
     def holding(self, transformed: Tensor) -> set[object] | None:

@@ -171,19 +171,26 @@ def _unchanged(constants: list[Tensor], positions: list[int], versions: list[int
         if (parameters := native.parameters(constants, positions, versions)) is not None:
             return partial(native.is_unchanged, parameters)
 
-    memory = [weakref.ref(_memory(value)) for value in constants]
+    memory = [(weakref.ref(_memory(value)), _place(value)) for value in constants]
 
     def holds(inputs: tuple[Any, ...]) -> bool:
         found = [inputs[position] for position in positions]
         if not all(map(is_, found, constants)) or _versions(found) != versions:
             return False
-        return all(known() is _memory(value) for known, value in zip(memory, found, strict=True))
+        return all(
+            known() is _memory(value) and place == _place(value)
+            for (known, place), value in zip(memory, found, strict=True)
+        )
 
     return holds
 
 
 def _memory(value: Tensor) -> object:
     return value.untyped_storage() if value.layout is torch.strided else value
+
+
+def _place(value: Tensor) -> object:
+    return (value.storage_offset(), value.shape, value.stride()) if value.layout is torch.strided else None
 
 
 def _versions(constants: list[Tensor]) -> list[int]:

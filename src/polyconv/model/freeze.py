@@ -98,7 +98,8 @@ class _FoldedParametrizations(ParametrizationList):
         tensors = (*self.parameters(), *self.buffers())
         if any(tensor.is_inference() for tensor in tensors):  # these have no version
             return super().forward()
-        state = tuple(self), tuple((id(tensor), tensor._version) for tensor in tensors)
+        places = [(tensor.data_ptr(), tensor.shape, tensor.stride()) for tensor in tensors]
+        state = tuple(self), places, [(id(tensor), tensor._version) for tensor in tensors]
         storages = [tensor.untyped_storage() for tensor in tensors]
         folded = self._folded
         if folded is None or folded[0] != state or any(map(is_not, storages, (known() for known in folded[1]))):

@@ -176,8 +176,8 @@ def _shares(part: Correlation, scheme: KernelScheme, chunks: int, y_vectors: int
     for computing outputs. With few chunks, and not equally many per core, output channels are cut, too, and each part
     reads the chunk."""
     if chunks < MANY * cores and chunks % cores == 0:
-        rows = _tile_rows(part, scheme)
-        uneven = ceil_div(rows, cores) * cores / rows
+        count = _shared(part, scheme, chunks, cores)
+        uneven = ceil_div(count, cores) * cores / count
         return uneven, uneven
     parts = max(1, min(cores, ceil_div(y_vectors, TILE_VECTORS))) if chunks < MANY * cores else 1
     items = ceil_div(chunks * parts, cores)
@@ -190,14 +190,17 @@ def _chunks(part: Correlation, scheme: KernelScheme, tiles: int, cores: int) -> 
     units = 128 if scheme.direct else min(96.0, max(56.0, 1.2 * 2**20 / room))
     chunks = max(1, ceil(tiles / units))
     if chunks < MANY * cores and part.outputs <= FEW_CHANNELS:
-        return min(round_up(chunks, cores), max(1, _tile_rows(part, scheme)))
+        return max(chunks, min(round_up(chunks, cores), _shared(part, scheme, chunks, cores)))
     return chunks
 
 
-def _tile_rows(part: Correlation, scheme: KernelScheme) -> int:
-    """Number of rows of tiles of an output."""
+def _shared(part: Correlation, scheme: KernelScheme, chunks: int, cores: int) -> int:
+    """Number of images that threads share if none is cut, otherwise of rows of tiles, or of their parts."""
     dilation = part.dilation[0]
-    return part.batch * ceil_div(ceil_div(part.size[0], dilation), scheme.outputs[0]) * dilation
+    images = part.batch * dilation
+    if max(chunks, cores) <= images:
+        return images
+    return max(chunks, images * ceil_div(ceil_div(part.size[0], dilation), scheme.outputs[0]))
 
 
 def _weight_cycles(part: Correlation, scheme: KernelScheme, device: CpuDevice, chunks: int) -> float:
