@@ -84,12 +84,16 @@ def test_extreme_geometry_of_three_axes_is_reduced() -> None:
     assert [len(axis.taps) for axis in reduction.axes] == [1, 1, 2]
 
 
-@pytest.mark.parametrize("rank", [1, 3])
-def test_kernels_refuse_other_axes_in_words(rank: int) -> None:
+@pytest.mark.parametrize(
+    ("rank", "words"),
+    [
+        (1, "convolve over height and width; this problem has length"),
+        (3, "scaled_fp16_halo_volume.* its predicted error .* exceeds the tolerance"),
+    ],
+)
+def test_kernels_refuse_other_axes_in_words(rank: int, words: str) -> None:
     problem = Problem.make("fprop", (1, 2, *[9] * rank), (2, 2, *[3] * rank))
-    with pytest.raises(
-        PlanError, match=r"convolve over height and width; this problem has (length|depth, height, width)"
-    ):
+    with pytest.raises(PlanError, match=words):
         plan_cuda(problem, DEVICES["v100"])
     if rank == 1:  # a volume is planned as 2-D problems
         with pytest.raises(PlanError, match="convolve over height and width"):
