@@ -38,7 +38,7 @@ class ChannelForward {
     const RowUnpacker unpacker(conv_);
     // If there are few chunks, and not equally many for each thread, output channels are cut, too.
     const int chunks = form_.grid().chunks(), threads = runtime.threads;
-    const int parts = chunks < 4 * threads && chunks % threads != 0 ? std::min(threads, weights_.tiles()) : 1;
+    const int parts = chunks < kManyChunks * threads && chunks % threads != 0 ? std::min(threads, weights_.tiles()) : 1;
     runtime.parallel_for(static_cast<std::int64_t>(chunks) * parts, [&](std::int64_t begin, std::int64_t end) {
       Carver carver;
       const std::size_t packed_at = carver.Take(form_.packed_size());

@@ -6,8 +6,6 @@
 namespace polyconv {
 namespace {
 
-// Panels per thread from which on they are not cut to be equally many for each.
-constexpr int kMany = 4;
 // Output channels of a register tile, which are not cut among threads.
 constexpr int kFewChannels = 64;
 
@@ -33,7 +31,7 @@ PanelGrid::PanelGrid(const Convolution& conv, const TileShape& tile, int wanted_
   // Few panels are cut further, so that threads have equally many, or equally many chunks of whole images. With more
   // output channels it is better to cut these: each chunk reads all weights.
   const int others = conv.batch * row_phases_ * panels_w_;
-  const bool is_cut = conv.out_channels <= kFewChannels && others * panels_h_ < kMany * threads;
+  const bool is_cut = conv.out_channels <= kFewChannels && others * panels_h_ < kManyChunks * threads;
   if (is_cut && (panels_h_ > 1 || others < threads)) {
     panels_h_ = std::min(RoundUp(panels_h_, threads / std::gcd(others, threads)), tile_rows_);
   }

@@ -17,6 +17,9 @@
 
 namespace polyconv {
 
+// Chunks per thread from which on work is not cut further to be equal for all threads.
+inline constexpr int kManyChunks = 4;
+
 // Outputs per tile, and the taps that its inputs span.
 struct TileShape {
   int rows, columns;

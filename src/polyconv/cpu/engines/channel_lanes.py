@@ -30,8 +30,8 @@ WEIGHTS_IN_CACHE = 384 * 2**10
 """Transformed weights up to this size [bytes] are made once for all tiles."""
 TILE_VECTORS = 4
 """Vectors of output channels in the widest register tile, the unit in which outputs are cut among threads."""
-MANY = 4
-"""Chunks per thread from which on they are not cut to be equally many for each."""
+MANY_CHUNKS = 4
+"""Chunks per thread from which on work is not cut further to be equal for all threads."""
 FEW_CHANNELS = 64
 """Output channels of a register tile. If there are more, these are cut among threads, otherwise tiles are."""
 READ_AGAIN = 16.0
@@ -175,11 +175,11 @@ def _shares(part: Correlation, scheme: KernelScheme, chunks: int, y_vectors: int
     """Time of all cores until the last one is done, as a multiple of the time of one core: for reading the input, and
     for computing outputs. With few chunks, and not equally many per core, output channels are cut, too, and each part
     reads the chunk."""
-    if chunks < MANY * cores and chunks % cores == 0:
+    if chunks < MANY_CHUNKS * cores and chunks % cores == 0:
         count = _shared(part, scheme, chunks, cores)
         uneven = ceil_div(count, cores) * cores / count
         return uneven, uneven
-    parts = max(1, min(cores, ceil_div(y_vectors, TILE_VECTORS))) if chunks < MANY * cores else 1
+    parts = max(1, min(cores, ceil_div(y_vectors, TILE_VECTORS))) if chunks < MANY_CHUNKS * cores else 1
     items = ceil_div(chunks * parts, cores)
     return ceil_div(items, parts) * cores / chunks, items * cores / (chunks * parts)
 
@@ -189,7 +189,7 @@ def _chunks(part: Correlation, scheme: KernelScheme, tiles: int, cores: int) -> 
     room = 4 * prod(scheme.points) * (part.channels + 96)
     units = 128 if scheme.direct else min(96.0, max(56.0, 1.2 * 2**20 / room))
     chunks = max(1, ceil(tiles / units))
-    if chunks < MANY * cores and part.outputs <= FEW_CHANNELS:
+    if chunks < MANY_CHUNKS * cores and part.outputs <= FEW_CHANNELS:
         return max(chunks, min(round_up(chunks, cores), _shared(part, scheme, chunks, cores)))
     return chunks
 

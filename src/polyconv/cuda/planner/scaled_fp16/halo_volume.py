@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import prod
 
 from ....problem import Pass, Problem
-from ....util.intmath import round_up
+from ....util.intmath import ceil_div, round_up
 from ..implicit_gemm.fprop_dgrad import roles
 from ..implicit_gemm.fprop_dgrad_nhwc import COPIED
 from ..implicit_gemm.ndhwc import depth_of_gemm, flattened, of_slices, why_not_below
@@ -75,7 +75,7 @@ class HaloVolumeCandidate(HaloCandidate):
         """A tile is a halo of 32 channels, which each slice of the kernel reads."""
         slices, inside = _slices(problem), _inside(problem)
         task, r = super()._halo_task(slices), roles(slices)
-        work, parts = task.work, -(-r.channels // DEPTH)
+        work, parts = task.work, ceil_div(r.channels, DEPTH)
         read = prod(problem.x_shape if problem.kind is Pass.FPROP else problem.y_shape)
         read -= slices.batch * problem.groups * r.channels * prod(r.source_size)
         packed = work.steps // work.blocks * DEPTH * round_up(r.outputs, self.tile.n) * problem.groups

@@ -80,7 +80,7 @@ def names(peers: Sequence[Peer], axes: int) -> list[str]:
 
 
 def versions(peers: Sequence[Peer]) -> str:
-    """The names of peers, with the version of each that is a package of its own and not part of PyTorch."""
+    """Names of the peers, followed by their versions where they are packages separate from PyTorch."""
     found = [f"{peer} {_version(peer) or '(not installed)'}" if peer in EXPORTED else str(peer) for peer in peers]
     return ", ".join(found)
 
